@@ -1,0 +1,58 @@
+# Two commands are all a newcomer needs: `make demo` and `make test`.
+# Each makes its own virtual environment from pinned versions; nothing outside this folder changes.
+
+PYTHON ?= python3
+VENV := .venv
+OLDEST := .venv-oldest
+RUN := $(VENV)/bin
+
+.PHONY: demo test lint docs docs-serve bench test-oldest lock clean help
+
+help:  ## What can be made
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: $(VENV)/ready  ## Train the paper's Gaussian mixtures, ten paired seeds; figures in demo/
+	$(RUN)/python -m atomsep.experiments.demo --out demo
+
+test: $(VENV)/ready lint  ## Format, lint, types, tests, doctests
+	$(RUN)/python -m pytest
+
+lint: $(VENV)/ready  ## Format check, lint, type check
+	$(RUN)/ruff format --check .
+	$(RUN)/ruff check .
+	$(RUN)/mypy
+
+docs: $(VENV)/ready  ## Build the documentation into site/, warnings are errors
+	$(RUN)/mkdocs build --strict
+
+docs-serve: $(VENV)/ready  ## Serve the documentation on this machine
+	$(RUN)/mkdocs serve
+
+bench: $(VENV)/ready  ## Speed and memory against named alternatives
+	$(RUN)/python -m benchmarks.cpu
+
+test-oldest: $(OLDEST)/ready  ## The tests on the oldest supported dependencies
+	$(OLDEST)/bin/python -m pytest
+
+$(VENV)/ready: requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "atomsep needs Python 3.10 or newer; pass one with make PYTHON=...")'
+	$(PYTHON) -m venv --clear $(VENV)
+	$(RUN)/pip install --quiet --disable-pip-version-check "uv>=0.5"
+	$(RUN)/uv pip install --quiet --python $(RUN)/python -r requirements.lock
+	$(RUN)/uv pip install --quiet --python $(RUN)/python --no-deps --editable .
+	touch $@
+
+$(OLDEST)/ready: requirements-oldest.lock pyproject.toml | $(VENV)/ready
+	$(PYTHON) -m venv --clear $(OLDEST)
+	$(RUN)/uv pip install --quiet --python $(OLDEST)/bin/python -r requirements-oldest.lock
+	$(RUN)/uv pip install --quiet --python $(OLDEST)/bin/python --no-deps --editable .
+	touch $@
+
+LOCK := $(RUN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.10 --no-annotate --no-header --quiet
+
+lock: $(VENV)/ready  ## Resolve both lock files anew (they record names and versions, no addresses)
+	$(LOCK) --group dev --upgrade --output-file requirements.lock
+	$(LOCK) --group test --resolution lowest-direct --upgrade --output-file requirements-oldest.lock
+
+clean:  ## Remove what the other targets made
+	rm -rf $(VENV) $(OLDEST) site demo dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

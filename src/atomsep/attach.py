@@ -1,0 +1,403 @@
+"""Attach atom modeling to a layer of any model.
+
+A forward hook hands the layer's output on through one autograd node, which also gives the
+per-sample statistics (see `atomsep.statistics`). The loss is made from them later, outside the
+model, when `Attachment.loss` is called.
+
+What is handed on may be overwritten by its consumer (`relu(inplace=True)`, `out += identity`),
+while the gradient needs the output as it was. So the first training forward hands on a copy, and a
+look at its version counter afterwards tells whether anybody writes; only then copies are kept up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from atomsep.functional import neutrality, occupancy
+from atomsep.layout import DESCRIPTIONS, Axes, Layout, infer_axes, resolve_layout
+from atomsep.loss import AtomLoss
+from atomsep.masks import MaskSource, MaskTap, find_mask
+from atomsep.pairs import mean_distance, mean_energy
+from atomsep.statistics import Statistics
+from atomsep.targets import Key, Target, find_layers, pick_tensor, put_tensor
+from atomsep.watch import Watch
+
+
+def attach(
+    model: nn.Module,
+    target: Target,
+    loss: AtomLoss | None = None,
+    *,
+    weight: float = 0.1,
+    layout: Axes | Literal["auto"] = "auto",
+    mask: MaskSource = None,
+    select: Key = None,
+    skip_tokens: int = 0,
+) -> Attachment:
+    """Attach atom modeling to one or several layers of a model.
+
+    The model's own code, parameters and state_dict stay as they are. Train as before and add
+    `attachment.loss()` to the task's loss.
+
+    Args:
+        model: any module; wrapped in DistributedDataParallel or torch.compile too, as long as
+            it was not called compiled before.
+        target: a dotted name, a glob over dotted names, a module of the model, or a list of these.
+        loss: the loss, with its own settings and learned maps; `AtomLoss()` if None.
+        weight: factor of the loss; can be changed while training.
+        layout: "channels_first" for (M, C, H, W) and (M, C, L), "channels_last" for (M, L, C) and
+            (M, H, W, C), "length_first" for (L, M, C), or "auto" to infer it where it is certain.
+        mask: None takes an `attention_mask` that the model is called with; a name takes that
+            argument, a callable `(args, kwargs) -> mask` anything else, False nothing. Masks are
+            true on real tokens, `(M, L)` or `(M, H, W)`.
+        select: index or key of the tensor, where the layer returns a tuple or a mapping.
+        skip_tokens: class tokens in front to leave out.
+
+    Returns:
+        The attachment: loss, importance and statistics of the layer.
+
+    Raises:
+        ValueError: the target matches nothing, or an argument is out of range. A layout that is
+            not certain is refused in the first forward, with the shapes.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Flatten(), nn.Linear(40, 2))
+        >>> attachment = attach(model, "0", weight=0.1)
+        >>> logits = model(torch.randn(4, 5, 3))
+        >>> (logits.logsumexp(1).mean() + attachment.loss()).backward()
+        >>> attachment.importance.shape
+        torch.Size([4, 5])
+        >>> attachment.detach()
+    """
+    if skip_tokens < 0:
+        raise ValueError(f"skip_tokens must be at least 0, not {skip_tokens}")
+    if layout != "auto" and layout not in DESCRIPTIONS:
+        raise ValueError(f"layout must be 'auto' or one of {list(DESCRIPTIONS)}, not {layout!r}")
+    attachment = Attachment(model, loss if loss is not None else AtomLoss(), weight)
+    try:
+        for name, layer in find_layers(model, target).items():
+            attachment._add(name, layer, layout, mask, select, skip_tokens)
+    except BaseException:
+        attachment.detach()
+        raise
+    return attachment
+
+
+def attachments(model: nn.Module) -> list[Attachment]:
+    """The attachments of a model: how a copied or unpickled model's are found again.
+
+    Example:
+        >>> import copy
+        >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU())
+        >>> attachment = attach(model, "0")
+        >>> [copied] = attachments(copy.deepcopy(model))
+        >>> copied is attachment
+        False
+    """
+    hooks = (hook for module in model.modules() for hook in module._forward_hooks.values())
+    return list(dict.fromkeys(hook.attachment for hook in hooks if isinstance(hook, LayerTap)))
+
+
+class Attachment:
+    """Atom modeling on one or several layers of a model; made by `attach`.
+
+    Usable as a context manager that detaches at its end.
+
+    Attributes:
+        criterion: the `AtomLoss`.
+    """
+
+    def __init__(self, model: nn.Module, criterion: AtomLoss, weight: float) -> None:
+        self.model = model
+        self.criterion = criterion
+        self.weight = weight
+        self.active = True
+        self._taps: list[LayerTap] = []
+        self._mask_taps: list[tuple[nn.Module, MaskTap]] = []
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+
+    @property
+    def weight(self) -> float:
+        """Factor of the loss, at least 0; may be set anew at any step."""
+        return self._weight
+
+    @weight.setter
+    def weight(self, value: float) -> None:
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"weight must be a finite number of at least 0, not {value!r}")
+        self._weight = float(value)
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the layers attached to."""
+        return [tap.name for tap in self._taps]
+
+    def loss(self) -> Tensor:
+        """The weighted loss of the last training forward, ready to add to the task's.
+
+        With several layers it is their mean. A layer that ran more than once since the last call
+        counts with its last run.
+
+        Raises:
+            RuntimeError: no training forward since the last call.
+        """
+        losses = [tap.take_loss() for tap in self._taps]
+        return self.weight * (losses[0] if len(losses) == 1 else torch.stack(losses).mean())
+
+    @property
+    def importance(self) -> Any:
+        """Token importance of the last forward, training or not, in the shape of the tokens.
+
+        `(M, H, W)` for maps, `(M, L)` for sequences, float32, 0 on padding; with several layers a
+        dictionary by name.
+        """
+        return self._each(LayerTap.importance)
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """The parts of the loss of the last training forward, as numbers.
+
+        energy, neutrality and occupancy are unweighted; distance is the mean over pairs of nuclei,
+        radius the mean over samples; protons, electrons and neutrons are the shares P/N, G/N and
+        the rest. Computed when read. With several layers a dictionary by name.
+        """
+        numbers: dict[str, Any] = self._each(LayerTap.stats)
+        return numbers
+
+    def _each(self, read: Any) -> Any:
+        if len(self._taps) == 1:
+            return read(self._taps[0])
+        return {tap.name: read(tap) for tap in self._taps}
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Parameters of learned maps, for the optimiser; none with the default maps."""
+        return self.criterion.parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of learned maps."""
+        return self.criterion.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the state of learned maps."""
+        self.criterion.load_state_dict(state)
+
+    def detach(self) -> None:
+        """Take every hook off the model and drop what is held of the last forward."""
+        self.active = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for tap in self._taps:
+            tap.forget()
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.detach()
+
+    def __repr__(self) -> str:
+        state = "" if self.active else ", detached"
+        return f"Attachment(layers={self.layers}, weight={self.weight:g}{state}, {self.criterion})"
+
+    def _add(
+        self,
+        name: str,
+        layer: nn.Module,
+        layout: Axes | Literal["auto"],
+        mask: MaskSource,
+        select: Key,
+        skip: int,
+    ) -> None:
+        found = find_mask(self.model, layer, mask)
+        mask_tap = None
+        if found is not None:
+            host, source = found
+            known = (tap for module, tap in self._mask_taps if module is host)
+            mask_tap = next(known, None)
+            if mask_tap is None:
+                mask_tap = MaskTap(host, source)
+                self._mask_taps.append((host, mask_tap))
+                self._handles.append(host.register_forward_pre_hook(mask_tap, with_kwargs=True))
+        tap = LayerTap(self, name, layer, layout, mask_tap, select, skip)
+        self._taps.append(tap)
+        self._handles.append(layer.register_forward_hook(tap))
+
+
+class LayerTap:
+    """The hook on one layer, and what it holds of the last forward."""
+
+    def __init__(
+        self,
+        attachment: Attachment,
+        name: str,
+        layer: nn.Module,
+        layout: Axes | Literal["auto"],
+        mask_tap: MaskTap | None,
+        select: Key,
+        skip: int,
+    ) -> None:
+        self.attachment = attachment
+        self.name = name
+        self.mask_tap = mask_tap
+        self.select = select
+        self.skip = skip
+        root = attachment.model
+        self.axes = {
+            dim: infer_axes(layer, root, dim) if layout == "auto" else layout for dim in (3, 4, 5)
+        }
+        self.layer_kind = type(layer).__name__
+        self.watch = Watch(name)
+        self.writes: bool | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop everything of the last forward."""
+        self.handed_on: tuple[Tensor, int] | None = None
+        self.statistics: Statistics | None = None
+        self.numbers: Statistics | None = None
+        self.charge: Tensor | None = None
+        self.read_as: tuple[Layout, tuple[int, ...]] | None = None
+        self.idle_reason = ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy or a pickle starts without live tensors."""
+        live = dict.fromkeys(("handed_on", "statistics", "numbers", "charge", "read_as"))
+        return {**self.__dict__, **live, "idle_reason": ""}
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """Read the layer's output; in training hand it on through the node."""
+        attachment = self.attachment
+        if not attachment.active:  # a compiled graph may still call a removed hook
+            return None
+        if getattr(module, "_is_replica", False):
+            raise RuntimeError(
+                f"layer {self.name!r} runs as a replica of nn.DataParallel, where latents of "
+                f"other devices are out of reach; use DistributedDataParallel"
+            )
+        key, latent = pick_tensor(output, self.select, self.name)
+        layout = resolve_layout(self.axes, self.skip, self.name, self.layer_kind, latent)
+        mask = self._mask(layout, latent)
+        criterion = attachment.criterion
+        if not (torch.is_grad_enabled() and attachment.model.training):
+            with torch.no_grad():
+                self.charge = criterion.importance(layout.tokens(latent.detach()), mask)
+            self.read_as = (layout, tuple(latent.shape))
+            if not attachment.model.training:
+                self.idle_reason = "ran with the model in eval mode"
+            else:
+                self.idle_reason = (
+                    "ran without gradients, under torch.no_grad or inside reentrant activation "
+                    "checkpointing (pass use_reentrant=False to torch.utils.checkpoint)"
+                )
+            return None
+        self._settle()
+        passing = "alias" if self.writes is False and not torch.compiler.is_compiling() else "clone"
+        measured = criterion.measure(latent, mask, layout, passing=passing)
+        passed = measured.passed
+        assert passed is not None
+        if not _in_backward():  # else a checkpoint is being recomputed: the loss is taken already
+            self.statistics = measured.statistics
+            self.numbers = measured.statistics.detach()
+            self.charge = measured.charge
+            self.read_as = (layout, tuple(latent.shape))
+            if not torch.compiler.is_compiling():
+                self.handed_on = (passed, passed._version)
+        return put_tensor(output, key, passed)
+
+    def _mask(self, layout: Layout, latent: Tensor) -> Tensor | None:
+        mask = None if self.mask_tap is None else self.mask_tap.value
+        if mask is None:
+            return None
+        try:
+            return layout.flatten_mask(mask, latent)
+        except (TypeError, ValueError) as error:
+            raise type(error)(
+                f"layer {self.name!r}: {error}; mask=False leaves masks out"
+            ) from None
+
+    def _settle(self) -> None:
+        """Look whether the tensor handed on last was written to."""
+        if self.handed_on is None:
+            return
+        tensor, version = self.handed_on
+        self.handed_on = None
+        written = tensor._version != version
+        late = written and self.writes is False
+        self.writes = written or bool(self.writes)
+        if late:
+            self.statistics = None
+            raise RuntimeError(
+                f"the output of layer {self.name!r} was overwritten in place for the first time, "
+                f"after earlier steps left it alone, so this step's latent is gone; "
+                f"run the step again: from now on a copy is handed on"
+            )
+
+    def take_loss(self) -> Tensor:
+        """The loss of the last training forward; once."""
+        if not self.attachment.active:
+            raise RuntimeError("the attachment was detached; attach again for a loss")
+        self._settle()
+        statistics, self.statistics = self.statistics, None
+        if statistics is None:
+            raise RuntimeError(f"layer {self.name!r} {self._why_nothing()}")
+        if not statistics.nucleus.requires_grad:
+            self.watch.tell(
+                "frozen",
+                f"no gradient reaches layer {self.name!r}: everything before it is frozen, so its "
+                f"atom loss trains nothing; attach after the first trained layer",
+            )
+        loss = self.attachment.criterion.from_statistics(statistics)
+        if not torch.compiler.is_compiling() and self.charge is not None:
+            self.watch.look(loss, statistics, self.charge.numel())
+        return loss
+
+    def _why_nothing(self) -> str:
+        if self.numbers is not None:
+            return (
+                "has no new forward: loss() gives each forward's loss once; keep its value, or "
+                "run the model again"
+            )
+        if self.idle_reason:
+            return f"{self.idle_reason}: only its importance is there, no loss"
+        return (
+            "has not run since it was attached. Run the model first; if it did run, the layer is "
+            "not part of its forward, or the model was called compiled before attaching: attach "
+            "before the first compiled call, or call torch.compiler.reset() after attaching"
+        )
+
+    def importance(self) -> Tensor:
+        """Charges of the last forward, in the shape of the tokens."""
+        if self.charge is None or self.read_as is None:
+            raise RuntimeError(f"layer {self.name!r} {self._why_nothing()}")
+        layout, shape = self.read_as
+        return layout.unflatten(self.charge.detach(), shape).float()
+
+    def stats(self) -> dict[str, float]:
+        """The parts of the loss of the last training forward, as numbers."""
+        numbers = self.numbers
+        if numbers is None:
+            raise RuntimeError(f"layer {self.name!r} {self._why_nothing()}")
+        terms = self.attachment.criterion.terms
+        parts = {
+            "energy": mean_energy(numbers, terms),
+            "neutrality": neutrality(numbers, terms.scale).mean(),
+            "occupancy": occupancy(numbers, terms.scale).mean(),
+            "distance": mean_distance(numbers, terms),
+            "radius": numbers.radius.mean(),
+            "protons": (numbers.protons / numbers.count).mean(),
+            "electrons": (numbers.electrons / numbers.count).mean(),
+        }
+        values = dict(zip(parts, torch.stack(list(parts.values())).tolist(), strict=True))
+        values["neutrons"] = 1 - values["protons"] - values["electrons"]
+        return values
+
+
+def _in_backward() -> bool:
+    """Whether a backward pass is running, as when a checkpoint is recomputed."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

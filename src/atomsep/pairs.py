@@ -1,0 +1,231 @@
+r"""From per-sample statistics to the loss: every pair of samples, in memory that grows with M.
+
+The energy is symmetric, so the gradient of the sum over all ordered pairs with respect to one
+sample is twice that of its own row with the others held fixed. Rows are worked on in blocks, and
+distances are computed again in the backward pass rather than kept:
+
+    E = (S_A S_B + Y rho) / d      Y = P_A G_B + G_A P_B,  rho = r̃ / (d + r̃)
+    dE/dd = -(S_A S_B + Y rho (2 - rho)) / d²      dE/dr̃ = Y / (d + r̃)²
+    dE/dS_A = S_B / d      dE/dP_A = G_B rho / d      dE/dG_A = P_B rho / d
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from atomsep.functional import (
+    OCCUPANCY_TARGET,
+    AtomStatistics,
+    Norm,
+    Scale,
+    coulomb,
+    neutrality,
+    nuclear_distance,
+    occupancy,
+    scale_unit,
+    soften,
+)
+from atomsep.statistics import Statistics
+
+
+class Terms(NamedTuple):
+    """What the loss is made of: `mean E + neutrality · (...) + occupancy · (...)`."""
+
+    norm: Norm
+    softening: float
+    scale: Scale
+    neutrality: float
+    occupancy: float
+
+
+def total_loss(
+    statistics: Statistics, terms: Terms, pairs: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """The loss of a batch, a scalar.
+
+    Args:
+        statistics: of the samples.
+        terms: norm, softening, scale and the weights of the constraints.
+        pairs: indices of the first and second samples of the pairs to take; None for all.
+    """
+    with torch.autocast(statistics.nucleus.device.type, enabled=False):
+        if pairs is None:
+            loss: Tensor = _AllPairs.apply(*statistics.fields(), terms)
+            return loss
+        energy = listed_energy(statistics, *pairs, terms)
+        mean = energy.mean() if len(energy) else 0 * statistics.nucleus.sum()
+        return mean + constraints(statistics, terms)
+
+
+def constraints(statistics: AtomStatistics, terms: Terms) -> Tensor:
+    """Weighted mean over samples of neutrality and occupancy."""
+    return (
+        terms.neutrality * neutrality(statistics, terms.scale)
+        + terms.occupancy * occupancy(statistics, terms.scale)
+    ).mean()
+
+
+def listed_energy(
+    statistics: AtomStatistics, first: Tensor, second: Tensor, terms: Terms
+) -> Tensor:
+    """Energy of the pairs (first[i], second[i]) by plain formulas, differentiable twice."""
+    unit = scale_unit(statistics.count, terms.scale)
+    net = statistics.charge_sum * unit
+    protons, electrons = statistics.protons * unit, statistics.electrons * unit
+    difference = statistics.nucleus[first] - statistics.nucleus[second]
+    if terms.norm == 2:
+        distance = (difference.square().sum(-1) + terms.softening**2).sqrt()
+    else:
+        distance = soften(difference.abs().sum(-1, keepdim=True), terms.softening).squeeze(-1)
+    opposite = protons[first] * electrons[second] + electrons[first] * protons[second]
+    mean_radius = (statistics.radius[first] + statistics.radius[second]) / 2
+    return coulomb(net[first] * net[second], opposite, mean_radius, distance)
+
+
+def mean_energy(statistics: Statistics, terms: Terms) -> Tensor:
+    """Mean over all pairs of the energy; 0 for a single sample. Not differentiable."""
+    return _mean_over_pairs(rows.energy() for rows in row_blocks(statistics, terms))
+
+
+def mean_distance(statistics: Statistics, terms: Terms) -> Tensor:
+    """Mean over all pairs of the distance of nuclei, unsoftened; 0 for a single sample."""
+    return _mean_over_pairs(rows.raw for rows in row_blocks(statistics, terms))
+
+
+def _mean_over_pairs(blocks: Iterator[Tensor]) -> Tensor:
+    sums = [(block.sum(), block.shape) for block in blocks]
+    samples = sums[0][1][1]
+    return torch.stack([total for total, _ in sums]).sum() / max(1, samples * (samples - 1))
+
+
+class _AllPairs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        *fields, terms = inputs
+        ctx.save_for_backward(*fields)
+        ctx.terms = terms
+        statistics = Statistics(*fields)
+        return mean_energy(statistics, terms) + constraints(statistics, terms)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        statistics, terms = Statistics(*ctx.saved_tensors), ctx.terms
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return *_differentiable_backward(statistics, terms, grad), None
+        with torch.autocast(grad.device.type, enabled=False):
+            return *backward_blocks(statistics, terms, grad), None
+
+
+def backward_blocks(
+    statistics: Statistics, terms: Terms, grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradient of every field of the statistics, in their order."""
+    count = statistics.count
+    samples = len(count)
+    unit = scale_unit(count, terms.scale)
+    blocks = [rows.gradient() for rows in row_blocks(statistics, terms)]
+    protons, electrons, net, radius, nucleus = (
+        torch.cat(part) for part in zip(*blocks, strict=True)
+    )
+    pair_weight = 2 * grad / max(1, samples * (samples - 1))
+    sample_weight = 2 * grad / samples
+    excess = (statistics.charge_square - OCCUPANCY_TARGET * count) * unit
+    return (
+        protons * unit * pair_weight,
+        electrons * unit * pair_weight,
+        net * unit * pair_weight
+        + statistics.charge_sum * unit * unit * (terms.neutrality * sample_weight),
+        excess * unit * (terms.occupancy * sample_weight),
+        None,
+        radius * pair_weight,
+        nucleus * pair_weight,
+    )
+
+
+BLOCK = 1 << 22
+"""Pairs of a block."""
+
+
+def row_blocks(statistics: Statistics, terms: Terms) -> Iterator[_Rows]:
+    """Blocks of rows of the matrix of pairs."""
+    samples = len(statistics.count)
+    unit = scale_unit(statistics.count, terms.scale)
+    scaled = replace(
+        statistics,
+        protons=statistics.protons * unit,
+        electrons=statistics.electrons * unit,
+        charge_sum=statistics.charge_sum * unit,
+    )
+    step = max(1, BLOCK // samples)
+    for start in range(0, samples, step):
+        yield _Rows(scaled, terms, slice(start, min(start + step, samples)))
+
+
+class _Rows:
+    """The pairs of some samples with all others; statistics in the loss's scale."""
+
+    def __init__(self, statistics: Statistics, terms: Terms, rows: slice) -> None:
+        self.all, self.norm, self.rows = statistics, terms.norm, rows
+        nucleus, radius = statistics.nucleus, statistics.radius
+        self.raw = nuclear_distance(nucleus[rows], nucleus, terms.norm)
+        index = torch.arange(len(nucleus), device=nucleus.device)
+        self.same = index[rows].unsqueeze(1) == index
+        self.distance = soften(self.raw.masked_fill(self.same, 1), terms.softening)
+        self.mean_radius = (radius[rows].unsqueeze(1) + radius) / 2
+        self.net = self._row(statistics.charge_sum) * statistics.charge_sum
+        self.opposite = (
+            self._row(statistics.protons) * statistics.electrons
+            + self._row(statistics.electrons) * statistics.protons
+        )
+
+    def _row(self, field: Tensor) -> Tensor:
+        return field[self.rows].unsqueeze(1)
+
+    def energy(self) -> Tensor:
+        """`(rows, M)`, zero for a sample with itself."""
+        energy = coulomb(self.net, self.opposite, self.mean_radius, self.distance)
+        return energy.masked_fill(self.same, 0)
+
+    def gradient(self) -> tuple[Tensor, ...]:
+        """d(sum of energies)/d(own protons, electrons, charge sum, radius, nucleus)."""
+        inverse = (1 / self.distance).masked_fill(self.same, 0)
+        further = 1 / (self.distance + self.mean_radius)
+        rho = self.mean_radius * further
+        near = rho * inverse
+        slope = -(self.net + self.opposite * rho * (2 - rho)) * inverse * inverse
+        # hypot's own slope d/sqrt(d² + eps²) leads back to the distance of the nuclei
+        nucleus = torch.ops.aten._cdist_backward(
+            slope * (self.raw * inverse),
+            self.all.nucleus[self.rows].contiguous(),
+            self.all.nucleus.contiguous(),
+            float(self.norm),
+            self.raw,
+        )
+        radius = (self.opposite * further * further).masked_fill(self.same, 0).sum(1) / 2
+        return (
+            near @ self.all.electrons,
+            near @ self.all.protons,
+            inverse @ self.all.charge_sum,
+            radius,
+            nucleus,
+        )
+
+
+def _differentiable_backward(
+    statistics: Statistics, terms: Terms, grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The same gradient by autograd through the plain formulas, to be differentiated again."""
+    device = statistics.nucleus.device
+    samples = len(statistics.count)
+    first, second = torch.triu_indices(samples, samples, 1, device=device)
+    loss = constraints(statistics, terms)
+    if len(first):
+        loss = loss + listed_energy(statistics, first, second, terms).mean()
+    wanted = [field for field in statistics.fields() if field.requires_grad]
+    grads = iter(torch.autograd.grad(loss, wanted, grad, create_graph=True, materialize_grads=True))
+    return tuple(next(grads) if field.requires_grad else None for field in statistics.fields())

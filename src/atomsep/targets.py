@@ -1,0 +1,151 @@
+"""Find the layers to attach to, and the tensor inside what they return."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, nn
+
+Target = str | nn.Module | Sequence[str | nn.Module]
+Key = int | str | None
+
+_WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+"""Names that data-parallel, compiled, sharded and checkpointed wrappers put between."""
+
+
+def find_layers(model: nn.Module, target: Target) -> dict[str, nn.Module]:
+    """The modules that a target names, each with its dotted name.
+
+    Args:
+        model: where to look.
+        target: a dotted name, a glob over dotted names (`*` crosses dots), a module of the model,
+            or a list of these. Names work with and without the `module.` and `_orig_mod.` of
+            wrapped models.
+
+    Raises:
+        ValueError: a part of the target matches nothing, or the model is a DataParallel.
+
+    Example:
+        >>> mlp = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+        >>> list(find_layers(mlp, "*0"))
+        ['0', '1.0']
+    """
+    if any(isinstance(module, nn.DataParallel) for module in model.modules()):
+        raise ValueError(
+            "nn.DataParallel runs copies of the model in threads, whose latents never meet; "
+            "use torch.nn.parallel.DistributedDataParallel, or attach to one device's model"
+        )
+    names = {name: _unwrapped(name) for name, _ in model.named_modules()}
+    entries = [target] if isinstance(target, (str, nn.Module)) else list(target)
+    if not entries:
+        raise ValueError("the target is an empty list; name at least one layer")
+    layers: dict[str, nn.Module] = {}
+    for entry in entries:
+        if isinstance(entry, nn.Module):
+            found = [name for name, module in model.named_modules() if module is entry]
+        else:
+            found = [name for name, plain in names.items() if entry in (name, plain)]
+            found = found or [
+                name for name, plain in names.items() if plain and fnmatchcase(plain, entry)
+            ]
+        if not found:
+            raise ValueError(_no_match(entry, list(names.values())))
+        layers.update(
+            (names[name] or type(model).__name__, model.get_submodule(name)) for name in found
+        )
+    return layers
+
+
+def _unwrapped(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _no_match(entry: str | nn.Module, names: list[str]) -> str:
+    if isinstance(entry, nn.Module):
+        return f"this {type(entry).__name__} is no module of the model"
+    known = sorted({name for name in names if name})
+    near = difflib.get_close_matches(entry, known, n=3, cutoff=0.5)
+    near = near or [name for name in known if name.endswith(entry.rsplit(".", 1)[-1])][:3]
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else ""
+    if not hint:
+        shown = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
+        hint = f"the model's layers are: {shown}"
+    return f"layer {entry!r} matches nothing; {hint}"
+
+
+def pick_tensor(output: Any, select: Key, name: str) -> tuple[Key, Tensor]:
+    """The latent inside a layer's output, and where it lies.
+
+    Without `select` a tensor is taken as it is, and of a tuple, list or mapping the only
+    floating-point tensor with at least three axes.
+
+    Raises:
+        ValueError: there is no such tensor, or more than one, or `select` finds none.
+    """
+    if isinstance(output, Tensor):
+        if select is not None:
+            raise ValueError(
+                f"select={select!r} was given, but layer {name!r} returns one tensor; leave it out"
+            )
+        return None, output
+    entries = _entries(output, name)
+    if select is not None:
+        keys, key = list(entries), select
+        if isinstance(select, int) and -len(keys) <= select < len(keys):
+            key = keys[select]
+        if not isinstance(entries.get(key), Tensor):
+            raise ValueError(
+                f"select={select!r} finds no tensor in the output of layer {name!r}, "
+                f"which holds {_describe(entries)}"
+            )
+        return key, entries[key]
+    fitting = [
+        key
+        for key, value in entries.items()
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 3
+    ]
+    if len(fitting) != 1:
+        raise ValueError(
+            f"layer {name!r} returns {type(output).__name__} with {_describe(entries)}; "
+            f"say which one holds the tokens with select="
+        )
+    return fitting[0], entries[fitting[0]]
+
+
+def put_tensor(output: Any, key: Key, tensor: Tensor) -> Any:
+    """The same output with another tensor at `key`."""
+    if key is None:
+        return tensor
+    if isinstance(output, Mapping):
+        changed = copy.copy(output)
+        changed[key] = tensor  # type: ignore[index]
+        return changed
+    values = list(output)
+    values[key] = tensor  # type: ignore[index]
+    if isinstance(output, list):
+        return values
+    return type(output)(*values) if hasattr(output, "_fields") else tuple(values)
+
+
+def _entries(output: Any, name: str) -> dict[Any, Any]:
+    if isinstance(output, Mapping):
+        return dict(output.items())
+    if isinstance(output, (tuple, list)):
+        return dict(enumerate(output))
+    raise ValueError(
+        f"layer {name!r} returns {type(output).__name__}; atomsep reads a tensor, a tuple, a list "
+        f"or a mapping of tensors"
+    )
+
+
+def _describe(entries: Mapping[Any, Any]) -> str:
+    if not entries:
+        return "nothing"
+    return ", ".join(
+        f"{key!r}: {tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__}"
+        for key, value in entries.items()
+    )

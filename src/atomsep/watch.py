@@ -1,0 +1,90 @@
+"""Notice a broken or useless setting without slowing the training step.
+
+Two numbers a step are enough: the loss itself (a NaN or an infinity anywhere in a real token makes
+it one) and the sum of all negative charges. They are looked at in the first steps and then every
+32nd. On a GPU they are copied without waiting and read when a later step finds the copy done, so
+the host never stalls.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import torch
+from torch import Tensor
+
+from atomsep.statistics import Statistics
+
+
+class AtomWarning(UserWarning):
+    """Training goes on, but something is not as it should be."""
+
+
+_ENOUGH_TOKENS = 16
+
+
+class Watch:
+    """Warns, once each, of what makes the loss of a layer useless.
+
+    Args:
+        name: the layer's, for the messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.steps = 0
+        self.told: set[str] = set()
+        self.waiting: tuple[Tensor, torch.cuda.Event | None, int] | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """Copies start with nothing under way."""
+        return {**self.__dict__, "waiting": None}
+
+    def look(self, loss: Tensor, statistics: Statistics, tokens: int) -> None:
+        """Read what an earlier step left, and leave this step's numbers now and then."""
+        self._read()
+        due = self.steps < 8 or self.steps % 32 == 0
+        self.steps += 1
+        if not due or (loss.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return
+        with torch.no_grad():
+            numbers = torch.stack([loss.detach(), statistics.electrons.detach().sum()])
+            event = None
+            if loss.is_cuda:
+                numbers = numbers.to("cpu", non_blocking=True)
+                event = torch.cuda.Event()
+                event.record()
+        self.waiting = (numbers, event, tokens)
+        if loss.device.type == "cpu":
+            self._read()
+
+    def _read(self) -> None:
+        if self.waiting is None:
+            return
+        numbers, event, tokens = self.waiting
+        if event is not None and not event.query():
+            return
+        self.waiting = None
+        loss, negative = numbers.tolist()
+        if not math.isfinite(loss):
+            self.tell(
+                "finite",
+                f"the atom loss of layer {self.name!r} is {loss}: its output holds NaN or Inf, or "
+                f"a mask left a sample without tokens; look at the model before this layer",
+            )
+        elif negative > 0:
+            self.told.add("negative")  # seen a negative charge: nothing to say
+        elif tokens >= _ENOUGH_TOKENS:
+            self.tell(
+                "negative",
+                f"layer {self.name!r} gives no negative score, so no charge can be negative and "
+                f"atom modeling degenerates; attach before the activation (for example to the "
+                f"normalisation that feeds it)",
+            )
+
+    def tell(self, topic: str, message: str) -> None:
+        """Warn of a topic the first time."""
+        if topic not in self.told:
+            self.told.add(topic)
+            warnings.warn(message, AtomWarning, stacklevel=4)
