@@ -450,7 +450,19 @@ def test_the_loss_itself_can_be_differentiated_twice() -> None:
         [slope] = torch.autograd.grad(loss(), x, create_graph=True)
         return gradients(model, slope.square().sum())
 
-    expected = curvature(lambda: WEIGHT * plain_loss(model[0](x)))
+    def plain() -> Tensor:
+        """Distances from differences: old versions cannot differentiate cdist twice."""
+        atoms = form_atoms(model[0](x))
+        first, second = torch.triu_indices(4, 4, 1)
+        away = (atoms.nucleus[first] - atoms.nucleus[second]).square().sum(1)
+        d, r = (away + 1e-4).sqrt(), (atoms.radius[first] + atoms.radius[second]) / 2
+        p, g = atoms.protons / 5, atoms.electrons / 5
+        alike = p[first] * p[second] + g[first] * g[second]
+        opposite = p[first] * g[second] + g[first] * p[second]
+        energy = (alike / d - opposite / (d + r)).mean()
+        return WEIGHT * (energy + neutrality(atoms).mean() + occupancy(atoms).mean())
+
+    expected = curvature(plain)
     attachment = atomsep.attach(model, "0", weight=WEIGHT)
 
     def attached() -> Tensor:

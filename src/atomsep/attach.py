@@ -113,7 +113,8 @@ class Attachment:
     """
 
     def __init__(self, model: nn.Module, criterion: AtomLoss, weight: float) -> None:
-        self.model = model
+        # A compiled wrapper shares its modules with the model inside, which the compiler traces.
+        self.model: nn.Module = getattr(model, "_orig_mod", model)
         self.criterion = criterion
         self.weight = weight
         self.active = True

@@ -106,6 +106,7 @@ class AtomLoss(nn.Module):
             TypeError: the latent is not floating point, or the mask not boolean.
             ValueError: a shape does not fit, or a sample has no real token.
         """
+        check_latent(latent, self.charge, self.position)
         return self.from_statistics(self.measure(latent, mask, Layout()).statistics)
 
     def from_statistics(self, statistics: Statistics) -> Tensor:

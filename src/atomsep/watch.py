@@ -9,6 +9,7 @@ the host never stalls.
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 
 import torch
@@ -87,4 +88,12 @@ class Watch:
         """Warn of a topic the first time."""
         if topic not in self.told:
             self.told.add(topic)
-            warnings.warn(message, AtomWarning, stacklevel=4)
+            warnings.warn(message, AtomWarning, stacklevel=_callers_level())
+
+
+def _callers_level() -> int:
+    """How far up the stack the first line outside this package is."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("atomsep."):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -1,0 +1,1 @@
+"""Speed and memory, as ratios against named alternatives in the same run."""

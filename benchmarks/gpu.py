@@ -1,0 +1,290 @@
+"""Time and memory of the loss on a GPU.
+
+    python -m benchmarks.gpu [--only loss,steps,pairs,growth] [--skip-parity]
+
+Runs the kernels' parity tests first and stops if one fails: no speed without the right answer.
+Then measures the copy bandwidth and, in the same run, every contender of every case; prints
+tables and adds their rows to `results/gpu_*.csv`.
+
+The limit of a case is the time to move four times the latent's bytes at copy bandwidth: the
+forward pass reads the latent; the backward pass reads it again, reads the gradient that arrives
+from the layers above, and writes the sum of both gradients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atomsep import AtomLoss, kernels
+from atomsep.layout import Axes, Layout
+from atomsep.pairs import Terms, total_loss
+from atomsep.statistics import Statistics
+from benchmarks import alternatives, record, steps
+
+LATENTS: dict[str, tuple[tuple[int, ...], torch.dtype, Axes, bool]] = {
+    "ResNet-50 256 x 256 x 56 x 56 bf16, channels-last": (
+        (256, 256, 56, 56), torch.bfloat16, "channels_first", True,
+    ),
+    "ResNet-50 256 x 256 x 56 x 56 bf16, contiguous": (
+        (256, 256, 56, 56), torch.bfloat16, "channels_first", False,
+    ),
+    "DCGAN 128 x 64 x 32 x 32 fp32": ((128, 64, 32, 32), torch.float32, "channels_first", False),
+    "BERT-base 32 x 128 x 768 bf16": ((32, 128, 768), torch.bfloat16, "channels_last", False),
+}  # fmt: skip
+
+
+def event_ms(run: Callable[[], object], repeats: int = 30, warm: int = 5) -> float:
+    """Median milliseconds between device events around a call."""
+    times = []
+    for turn in range(warm + repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        if turn >= warm:
+            times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second, read and written, of a large copy on the device."""
+    source = torch.randn(1 << 30, device="cuda", dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / (1e-3 * event_ms(lambda: target.copy_(source)))
+
+
+def make_latent(case: str) -> tuple[Tensor, Axes]:
+    shape, dtype, axes, channels_last = LATENTS[case]
+    latent = torch.randn(shape, device="cuda", dtype=dtype)
+    if channels_last:
+        latent = latent.to(memory_format=torch.channels_last)
+    return latent.requires_grad_(), axes
+
+
+def node(latent: Tensor, axes: Axes, arriving: Tensor) -> Callable[[], None]:
+    """The loss as attached: the latent passes through, its gradient arrives from above."""
+    criterion = AtomLoss()
+
+    def run() -> None:
+        latent.grad = None
+        measured = criterion.measure(latent, None, Layout(axes), passing="alias")
+        loss = criterion.from_statistics(measured.statistics)
+        torch.autograd.backward([loss, measured.passed], [None, arriving])
+
+    return run
+
+
+def beside(
+    loss: Callable[[Tensor], Tensor], latent: Tensor, axes: Axes, arriving: Tensor
+) -> Callable[[], None]:
+    """Any other loss: autograd adds its gradient to the one that arrives."""
+
+    def run() -> None:
+        latent.grad = None
+        through = latent.view_as(latent)
+        value = loss(Layout(axes).tokens(through))
+        torch.autograd.backward([value, through], [None, arriving])
+
+    return run
+
+
+def extra_peak(run: Callable[[], None], latent: Tensor) -> float:
+    """Peak bytes beyond what is there before and the gradient itself, as share of the latent."""
+    latent.grad = None
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before - latent.nbytes) / latent.nbytes
+
+
+def loss_alone(bandwidth: float) -> None:
+    rows = []
+    for case in LATENTS:
+        torch.compiler.reset()
+        latent, axes = make_latent(case)
+        arriving = torch.randn_like(latent) * 1e-3
+        limit = 1e3 * 4 * latent.nbytes / bandwidth
+        compiled = torch.compile(alternatives.closed_form_autograd)
+        contenders = {
+            "paper's sampling": beside(alternatives.sampled_token_pairs, latent, axes, arriving),
+            "closed form, eager": beside(alternatives.closed_form_autograd, latent, axes, arriving),
+            "closed form, torch.compile": beside(compiled, latent, axes, arriving),
+            "atomsep, plain PyTorch": with_kernels("torch", node(latent, axes, arriving)),
+            "atomsep, kernels": with_kernels("triton", node(latent, axes, arriving)),
+        }
+        print(f"\n{case}: limit {limit:.3f} ms")
+        for name, run in contenders.items():
+            try:
+                run()
+                memory = extra_peak(run, latent)
+                ms = event_ms(run)
+            except Exception as error:
+                print(f"  {name:28} failed: {str(error).splitlines()[0][:80]}")
+                continue
+            ratio = ms / limit
+            print(f"  {name:28} {ms:8.3f} ms  {ratio:6.2f} x limit  extra peak {memory:7.1%}")
+            rows.append(
+                {"case": case, "contender": name, "ms": round(ms, 4), "limit_ms": round(limit, 4),
+                 "ratio_to_limit": round(ratio, 3), "extra_peak_of_latent": round(memory, 4),
+                 "copy_TB_s": round(bandwidth / 1e12, 3)}
+            )  # fmt: skip
+    record.append("gpu_loss", rows)
+
+
+def with_kernels(mode: str, run: Callable[[], None]) -> Callable[[], None]:
+    def switched() -> None:
+        with kernels.using(mode):
+            run()
+
+    return switched
+
+
+def training_steps(only: str) -> None:
+    """Whole steps with and without the loss, in turns of a few steps each."""
+    rows = []
+    for case, build in steps.CASES.items():
+        if only and only not in case:
+            continue
+        contenders = build()
+        names = list(contenders)
+        for run in contenders.values():
+            for _ in range(5):
+                run()
+        times: dict[str, list[float]] = {name: [] for name in names}
+        for _ in range(9):
+            for name in names:
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                for _ in range(steps.TURN):
+                    contenders[name]()
+                torch.cuda.synchronize()
+                times[name].append(1e3 * (time.perf_counter() - start) / steps.TURN)
+        plain = statistics.median(times["without"])
+        again = statistics.median(times["without, again"])
+        print(f"\n{case}: {plain:.2f} ms without (again {again:.2f})")
+        for name in names:
+            ms = statistics.median(times[name])
+            over = statistics.median(
+                a / b - 1 for a, b in zip(times[name], times["without"], strict=True)
+            )
+            print(f"  {name:28} {ms:8.2f} ms  {over:+7.2%}")
+            rows.append(
+                {"case": case, "contender": name, "ms": round(ms, 3), "over": round(over, 4)}
+            )
+        del contenders
+        torch.cuda.empty_cache()
+    record.append("gpu_steps", rows)
+
+
+def statistics_of(samples: int, width: int) -> Statistics:
+    tokens = torch.full((samples,), 100.0, device="cuda")
+    protons, electrons, radius = torch.rand(3, samples, device="cuda").mul(30).unbind()
+    fields = (protons, electrons, protons - electrons, protons + electrons, tokens, radius)
+    nucleus = torch.randn(samples, width, device="cuda")
+    made = [field.detach().requires_grad_(field is not tokens) for field in (*fields, nucleus)]
+    return Statistics(*made)
+
+
+def pairs_alone() -> None:
+    """All pairs: time, memory, and the arithmetic rate against the chip's."""
+    rows: list[dict[str, object]] = []
+    print("\npairs alone, forward and gradient")
+    terms = Terms(2, 1e-2, "mean", 1.0, 1.0)
+    peak = 2 * 128 * torch.cuda.get_device_properties(0).multi_processor_count * 1.98e9
+    for samples, width in ((128, 63), (1024, 255), (4096, 255), (16384, 255)):
+        data = statistics_of(samples, width)
+
+        def run(data: Statistics = data) -> None:
+            for field in data.fields():
+                field.grad = None
+            total_loss(data, terms).backward()
+
+        with kernels.using("triton"):
+            run()
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            run()
+            memory = torch.cuda.max_memory_allocated() - before
+            ms = event_ms(run, repeats=10, warm=2)
+        # difference, square and sum forward; twice more with the weighted sum in the gradient
+        operations = 3.0 * samples * samples * width * 3
+        rate = operations / (1e-3 * ms)
+        print(
+            f"  M={samples:<6} h'={width:<4} {ms:8.2f} ms  {memory / 1e6:8.1f} MB  "
+            f"{rate / 1e12:6.2f} Tflop/s, {rate / peak:5.1%} of fp32 at boost clock"
+        )
+        rows.append(
+            {"M": samples, "width": width, "ms": round(ms, 3), "peak_MB": round(memory / 1e6, 2),
+             "tflops": round(rate / 1e12, 2), "share_of_fp32_peak": round(rate / peak, 4)}
+        )  # fmt: skip
+    record.append("gpu_pairs", rows)
+
+
+def growth() -> None:
+    """Time against M, N and h over two decades, rows and planes."""
+    rows: list[dict[str, object]] = []
+    base = {"M": 128, "N": 1024, "h": 128}
+    sizes = {
+        "M": (16, 64, 256, 1024, 1600),
+        "N": (128, 512, 2048, 8192, 12800),
+        "h": (16, 64, 256, 1024, 1600),
+    }
+    print("\ngrowth around M=128, N=1024, h=128, bf16: ns a thousand numbers")
+    for axes in ("channels_last", "channels_first"):
+        for varied, values in sizes.items():
+            for value in values:
+                s = {**base, varied: value}
+                first = axes == "channels_first"
+                shape = (s["M"], s["h"], s["N"]) if first else (s["M"], s["N"], s["h"])
+                latent = torch.randn(shape, device="cuda", dtype=torch.bfloat16).requires_grad_()
+                arriving = torch.randn_like(latent)
+                ms = event_ms(with_kernels("triton", node(latent, axes, arriving)), repeats=10)
+                rate = 1e6 * ms / (latent.numel() / 1e3)
+                print(f"  {axes:15} {varied}={value:<6} {ms:8.3f} ms  {rate:7.2f}")
+                rows.append({"axes": axes, **s, "varied": varied, "ms": round(ms, 4),
+                             "ns_per_thousand": round(rate, 3)})  # fmt: skip
+    record.append("gpu_growth", rows)
+
+
+def main(argv: list[str] | None = None) -> Any:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="loss,steps,pairs,growth")
+    parser.add_argument("--case", default="", help="only training steps whose name holds this")
+    parser.add_argument("--skip-parity", action="store_true")
+    args = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        return "there is no GPU here: run `python -m benchmarks.cpu`, or come back on one"
+    if not args.skip_parity:
+        tests = [sys.executable, "-m", "pytest", "-q", "-x", "tests/kernels"]
+        if subprocess.run(tests, check=False).returncode:
+            return "the kernels' parity tests failed: no speed is measured"
+    torch.manual_seed(0)
+    bandwidth = copy_bandwidth()
+    print(f"{record.machine()}, torch {torch.__version__}, copy {bandwidth / 1e12:.2f} TB/s")
+    wanted = args.only.split(",")
+    if "loss" in wanted:
+        loss_alone(bandwidth)
+    if "pairs" in wanted:
+        pairs_alone()
+    if "growth" in wanted:
+        growth()
+    if "steps" in wanted:
+        training_steps(args.case)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Where a layer's mask comes from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import atomsep
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        return self.linear(x).mean()
+
+
+X = torch.randn(2, 5, 3)
+MASK = torch.tensor([[True] * 5, [True, True, False, False, False]])
+
+
+def loss_with(mask: Any, *args: Any, **kwargs: Any) -> Tensor:
+    model = Model()
+    attachment = atomsep.attach(model, "linear", mask=mask, weight=1.0)
+    model(*args, **kwargs)
+    return attachment.loss()
+
+
+def expected(mask: Tensor | None) -> Tensor:
+    return atomsep.AtomLoss()(Model().linear(X), mask)
+
+
+def test_an_argument_by_name_in_every_way_to_pass_it() -> None:
+    torch.testing.assert_close(loss_with("padding", X, padding=MASK), expected(MASK))
+    torch.testing.assert_close(loss_with("padding", X, MASK), expected(MASK))
+    torch.testing.assert_close(loss_with("padding", X, MASK.long()), expected(MASK))
+    torch.testing.assert_close(loss_with("padding", X), expected(None))
+
+
+def test_a_callable_and_none_at_all() -> None:
+    own = loss_with(lambda args, kwargs: ~kwargs["padding"], X, padding=~MASK)
+    torch.testing.assert_close(own, expected(MASK))
+    torch.testing.assert_close(loss_with(None, X, MASK), expected(None))
+    torch.testing.assert_close(loss_with(False, X, MASK), expected(None))
+
+
+def test_names_that_nobody_takes() -> None:
+    with pytest.raises(ValueError, match="mask='pad' is no argument .* takes: x, padding"):
+        loss_with("pad", X)
+
+
+@pytest.mark.parametrize(
+    ("mask", "error", "message"),
+    [
+        (torch.ones(2, 4).bool(), ValueError, r"layer 'linear': the mask has shape \(2, 4\)"),
+        (torch.zeros(2, 5), TypeError, "mask=False leaves masks out"),
+        (torch.zeros(2, 5).bool(), ValueError, "no token in sample 0, 1"),
+    ],
+)
+def test_masks_that_do_not_fit(mask: Tensor, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        loss_with("padding", X, mask)
