@@ -23,7 +23,7 @@ lint: $(VENV)/ready  ## Format check, lint, type check
 	$(RUN)/mypy
 
 docs: $(VENV)/ready  ## Build the documentation into site/, warnings are errors
-	$(RUN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict
 
 docs-serve: $(VENV)/ready  ## Serve the documentation on this machine
 	$(RUN)/mkdocs serve

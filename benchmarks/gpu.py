@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atomsep import AtomLoss, kernels
+from atomsep import AtomLoss, use_kernels
 from atomsep.layout import Axes, Layout
 from atomsep.pairs import Terms, total_loss
 from atomsep.statistics import Statistics
@@ -145,7 +145,7 @@ def loss_alone(bandwidth: float) -> None:
 
 def with_kernels(mode: str, run: Callable[[], None]) -> Callable[[], None]:
     def switched() -> None:
-        with kernels.using(mode):
+        with use_kernels(mode):
             run()
 
     return switched
@@ -211,7 +211,7 @@ def pairs_alone() -> None:
                 field.grad = None
             total_loss(data, terms).backward()
 
-        with kernels.using("triton"):
+        with use_kernels("triton"):
             run()
             torch.cuda.synchronize()
             before = torch.cuda.memory_allocated()

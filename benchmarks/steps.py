@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import atomsep
-from atomsep import kernels
 from benchmarks.alternatives import sampled_token_pairs
 
 TURN = 10
@@ -50,7 +49,7 @@ def variants(
         run = step_of(own, attachment.loss)
 
         def switched(run: Step = run, mode: str = mode) -> None:
-            with kernels.using(mode):
+            with atomsep.use_kernels(mode):
                 run()
 
         name = {"torch": "atomsep, plain PyTorch", "triton": "atomsep, kernels"}[mode]

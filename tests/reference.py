@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 TokenMap = Callable[[Tensor], Tensor]
 
@@ -126,3 +126,14 @@ def real_tokens(latent: Tensor, mask: Tensor | None) -> list[Tensor]:
     if mask is None:
         return list(latent)
     return [tokens[real] for tokens, real in zip(latent, mask, strict=True)]
+
+
+def make_linear(
+    inputs: int, outputs: int, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> nn.Linear:
+    """A linear layer of normal numbers, the same for the same seed."""
+    layer = nn.Linear(inputs, outputs, dtype=dtype)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(make_batch(*parameter.shape, seed=seed))
+    return layer

@@ -7,7 +7,7 @@ import math
 import pytest
 import reference
 import torch
-from reference import make_batch, make_mask, real_tokens
+from reference import make_batch, make_linear, make_mask, real_tokens
 from torch import Tensor, nn
 
 from atomsep import functional as F
@@ -253,7 +253,7 @@ def test_precision_is_float32_at_least(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_maps_see_half_precision_latents_in_float32(dtype: torch.dtype) -> None:
     latent = make_batch(3, 4, 3, dtype=dtype)
-    score, place = nn.Linear(3, 1), nn.Linear(3, 2)
+    score, place = (make_linear(3, size, dtype=torch.float32) for size in (1, 2))
     atoms = F.form_atoms(latent, charge=score, position=place)
     wide = F.form_atoms(latent.float(), charge=score, position=place)
     assert torch.equal(atoms.radius, wide.radius)

@@ -44,7 +44,7 @@ def weigh(atoms: F.AtomStatistics, names: tuple[str, ...] = FIELDS) -> Tensor:
 
 
 def gradient(value: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(value, inputs)
+    return torch.autograd.grad(value, inputs, retain_graph=True)
 
 
 # Value and gradient
@@ -68,9 +68,7 @@ def test_closed_form_equals_autograd(mask: Tensor | None, norm: int, charge: int
 def test_closed_form_of_given_scores_equals_autograd(mask: Tensor | None, norm: int) -> None:
     positions = make_batch(4, 5, 3, seed=2).requires_grad_()
     scores = make_batch(4, 5, seed=3).requires_grad_()
-    plain = F.form_atoms(
-        positions, mask, norm=norm, charge=lambda _: scores, position=lambda p: p
-    )
+    plain = F.form_atoms(positions, mask, norm=norm, charge=lambda _: scores, position=lambda p: p)
     count = F.count_tokens(positions, mask)
     fused = measure(positions, scores, mask, count, Reading(Layout(), None, norm)).statistics
     for name in FIELDS:
@@ -88,9 +86,7 @@ def test_closed_form_of_given_scores_equals_autograd(mask: Tensor | None, norm: 
 def test_differentiable_backward_is_the_same_gradient(mask: Tensor | None, norm: int) -> None:
     latent = make_batch(4, 5, 4, seed=4).requires_grad_()
     (once,) = torch.autograd.grad(weigh(read(latent, mask, norm=norm)), latent)
-    (again,) = torch.autograd.grad(
-        weigh(read(latent, mask, norm=norm)), latent, create_graph=True
-    )
+    (again,) = torch.autograd.grad(weigh(read(latent, mask, norm=norm)), latent, create_graph=True)
     assert again.requires_grad
     close(once, again)
 
@@ -161,7 +157,7 @@ OUTPUTS = {
         Layout("channels_first"),
         TOKENS.mT.unflatten(2, (2, 3)).contiguous(memory_format=torch.channels_last),
     ),
-    "(M, C, H, W) of no dense memory": (
+    "(M, C, H, W) with H last in memory": (
         Layout("channels_first"),
         TOKENS.mT.unflatten(2, (2, 3)).transpose(2, 3).contiguous().transpose(2, 3),
     ),
@@ -363,9 +359,7 @@ def test_recorder_sees_the_large_tensors_of_other_ways() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("samples", [2, 48])
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
-def test_little_is_kept_between_the_passes(
-    dtype: torch.dtype, samples: int, masked: bool
-) -> None:
+def test_little_is_kept_between_the_passes(dtype: torch.dtype, samples: int, masked: bool) -> None:
     latent = make_batch(samples, 64, 64, dtype=dtype).requires_grad_()
     mask = make_mask([64, *[40] * (samples - 1)], 64) if masked else None
     size = latent.nbytes

@@ -357,7 +357,7 @@ def check_latent(latent: Tensor, charge: ScoreMap, position: PositionMap) -> Non
     if samples == 0 or tokens == 0:
         raise ValueError(
             f"the latent has no {'samples' if samples == 0 else 'tokens'}: shape "
-            f"{tuple(latent.shape)}"
+            f"{tuple(latent.shape)}; leave such batches out"
         )
     if isinstance(charge, int):
         if not -features <= charge < features:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +19,7 @@ from atomsep.functional import (
     check_scale,
     check_softening,
     count_tokens,
+    widen,
 )
 from atomsep.layout import Layout
 from atomsep.pairs import Terms, total_loss
@@ -27,8 +30,8 @@ class AtomLoss(nn.Module):
     r"""The loss of atom modeling over a latent of tokens.
 
     $$\mathcal L = \frac{1}{M(M-1)} \sum_{A \ne B} E_{AB}
-      + \lambda_1 \frac1M \sum_A \Big(\sum_i q_i\Big)^2
-      + \lambda_2 \frac1M \sum_A \Big(\sum_i q_i^2 - \tfrac23 N_A\Big)^2$$
+      + \lambda_1 \frac1M \sum_A \left(\sum_i q_i\right)^2
+      + \lambda_2 \frac1M \sum_A \left(\sum_i q_i^2 - \tfrac23 N_A\right)^2$$
 
     over all tokens and all pairs, with every sum over tokens divided by the token count in the
     default scale. Paper: "Dynamic Latent Separation for Deep Learning", ICML 2024, equation 11.
@@ -39,7 +42,8 @@ class AtomLoss(nn.Module):
             For equal N, `sum = N² · mean`.
         neutrality: weight λ1 of the first constraint; 0 leaves it out.
         occupancy: weight λ2 of the second constraint; 0 leaves it out.
-        softening: length below which nuclei count as touching (see `pair_energy`).
+        softening: length below which nuclei count as touching; see
+            [`pair_energy`][atomsep.functional.pair_energy].
         charge: the feature that is the raw score, or a callable or module `(M, N, h) -> (M, N)`.
         position: None for all other features, or a callable or module `(M, N, h) -> (M, N, h')`.
         pairs: "all", or "sampled" for as many random pairs as there are samples.
@@ -68,7 +72,7 @@ class AtomLoss(nn.Module):
         softening: float = DEFAULT_SOFTENING,
         charge: ScoreMap = 0,
         position: PositionMap = None,
-        pairs: str = "all",
+        pairs: Literal["all", "sampled"] = "all",
         tokens: int | None = None,
         seed: int = 0,
     ) -> None:
@@ -84,7 +88,8 @@ class AtomLoss(nn.Module):
         if tokens is not None and tokens < 1:
             raise ValueError(f"tokens must be None for all of them, or at least 1, not {tokens!r}")
         for name, mapping in (("charge", charge), ("position", position)):
-            if not (mapping is None or isinstance(mapping, int) or callable(mapping)):
+            index = isinstance(mapping, int) and not isinstance(mapping, bool)
+            if not (mapping is None or index or callable(mapping)):
                 raise TypeError(f"{name} must be a feature index or a callable, not {mapping!r}")
         self.terms = Terms(norm, softening, scale, neutrality, occupancy)
         self.charge = charge
@@ -96,7 +101,12 @@ class AtomLoss(nn.Module):
 
     @classmethod
     def paper(cls, norm: Norm = 2, *, tokens: int = 100, seed: int = 0) -> AtomLoss:
-        """The paper's own setting: M sampled pairs, 100 sampled tokens, sums."""
+        """The paper's own setting: M sampled pairs, 100 sampled tokens, sums.
+
+        Example:
+            >>> AtomLoss.paper().tokens
+            100
+        """
         return cls(norm=norm, scale="sum", pairs="sampled", tokens=tokens, seed=seed)
 
     def forward(self, latent: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -143,7 +153,8 @@ class AtomLoss(nn.Module):
         if drawn:
             tokens, mask = self._draw_tokens(tokens, mask)
             count = count_tokens(tokens, mask)
-        scores, positions = apply_maps(tokens, self.charge, self.position)
+        with torch.autocast(source.device.type, enabled=False):
+            scores, positions = apply_maps(widen(tokens), self.charge, self.position)
         reading = Reading(Layout(), None, self.terms.norm)
         measured = measure(positions, scores, mask, count, reading)
         return measured._replace(passed=passed, charge=charge)
@@ -158,7 +169,8 @@ class AtomLoss(nn.Module):
         if isinstance(self.charge, int):
             scores = tokens[..., self.charge]
         else:
-            scores, _ = apply_maps(tokens, self.charge, lambda latent: latent)
+            with torch.autocast(tokens.device.type, enabled=False):
+                scores, _ = apply_maps(widen(tokens), self.charge, lambda latent: latent)
         charge = torch.tanh(scores.float() / 2).to(tokens.dtype)
         return charge if mask is None else charge.masked_fill(~mask, 0)
 

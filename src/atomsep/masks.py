@@ -66,5 +66,6 @@ def find_mask(
         return None
     taken = [p for p in inspect.signature(model.forward).parameters if p != "self"]
     raise ValueError(
-        f"mask={source!r} is no argument of the model's forward, which takes: {', '.join(taken)}"
+        f"mask={source!r} is no argument of the model's forward, which takes: {', '.join(taken)}; "
+        f"nor of a module around the layer"
     )

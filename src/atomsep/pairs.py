@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from atomsep import kernels
 from atomsep.functional import (
     OCCUPANCY_TARGET,
     AtomStatistics,
@@ -30,6 +31,7 @@ from atomsep.functional import (
     scale_unit,
     soften,
 )
+from atomsep.kernels.switch import for_pairs
 from atomsep.statistics import Statistics
 
 
@@ -110,6 +112,9 @@ class _AllPairs(torch.autograd.Function):
         ctx.save_for_backward(*fields)
         ctx.terms = terms
         statistics = Statistics(*fields)
+        if for_pairs(statistics):
+            loss, _ = kernels.pairs_forward(statistics, terms, gradient=False)
+            return loss
         return mean_energy(statistics, terms) + constraints(statistics, terms)
 
     @staticmethod
@@ -117,6 +122,10 @@ class _AllPairs(torch.autograd.Function):
         statistics, terms = Statistics(*ctx.saved_tensors), ctx.terms
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             return *_differentiable_backward(statistics, terms, grad), None
+        if for_pairs(statistics):
+            _, shares = kernels.pairs_forward(statistics, terms, gradient=True)
+            assert shares is not None
+            return *kernels.pairs_backward(shares, grad, len(statistics.count)), None
         with torch.autocast(grad.device.type, enabled=False):
             return *backward_blocks(statistics, terms, grad), None
 

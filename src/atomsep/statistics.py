@@ -23,7 +23,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from atomsep import kernels
 from atomsep.functional import Norm, check_norm, form_atoms, widen
+from atomsep.kernels.switch import for_tokens
 from atomsep.layout import Layout
 
 
@@ -132,15 +134,25 @@ class _Measure(torch.autograd.Function):
         passing: str | None,
     ) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
-        with torch.autocast(source.device.type, enabled=False):
-            charge, *fields = forward_slabs(source, scores, mask, count, reading)
+        copied = ctx.mean_direction = None
+        if for_tokens(source, scores, mask, reading):
+            made: Any = kernels.measure_forward(
+                source, scores, mask, count, reading, copy=passing == "clone"
+            )
+            copied, charge, *fields, ctx.mean_direction = made
+        else:
+            with torch.autocast(source.device.type, enabled=False):
+                charge, *fields = forward_slabs(source, scores, mask, count, reading)
         # The latent alone is saved: checkpointing runs this again and must find the same tensors,
         # while mask and statistics stay those of the forward that the loss was taken of.
         ctx.save_for_backward(source, scores)
         ctx.mask, ctx.count, ctx.reading = mask, count, reading
         ctx.nucleus = fields[-1].detach()
         ctx.mark_non_differentiable(charge)
-        passed = {None: lambda: None, "alias": source.detach, "clone": source.clone}[passing]()
+        if passing == "clone":
+            passed = source.clone() if copied is None else copied
+        else:
+            passed = source.detach() if passing == "alias" else None
         return passed, charge, *fields
 
     @staticmethod
@@ -155,6 +167,12 @@ class _Measure(torch.autograd.Function):
             first, second = _differentiable_backward(source, scores, mask, reading, grad_fields)
             if first is not None and grad_passed is not None:
                 first = first + grad_passed
+            return first, second, *rest
+        if ctx.mean_direction is not None:
+            first, second = kernels.measure_backward(
+                *(source, scores, mask, count, nucleus, ctx.mean_direction, reading),
+                *(grad_passed, grad_fields[:-1], grad_fields[-1]),
+            )
             return first, second, *rest
         per_sample = [
             torch.zeros_like(count) if grad is None else grad for grad in grad_fields[:-1]

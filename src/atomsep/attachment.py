@@ -46,20 +46,22 @@ def attach(
 
     Args:
         model: any module; wrapped in DistributedDataParallel or torch.compile too, as long as
-            it was not called compiled before.
+            it was not called compiled before. Its training mode decides whether there is a loss.
         target: a dotted name, a glob over dotted names, a module of the model, or a list of these.
-        loss: the loss, with its own settings and learned maps; `AtomLoss()` if None.
+        loss: the loss, with its own settings and learned maps; `AtomLoss()` if None. Learned maps
+            are not part of the model: give their `parameters()` to the optimiser, and average
+            their gradients yourself in data-parallel training.
         weight: factor of the loss; can be changed while training.
         layout: "channels_first" for (M, C, H, W) and (M, C, L), "channels_last" for (M, L, C) and
             (M, H, W, C), "length_first" for (L, M, C), or "auto" to infer it where it is certain.
         mask: None takes an `attention_mask` that the model is called with; a name takes that
-            argument, a callable `(args, kwargs) -> mask` anything else, False nothing. Masks are
-            true on real tokens, `(M, L)` or `(M, H, W)`.
+            argument, a callable `(args, kwargs) -> mask` of the model's call anything else, False
+            nothing. Masks are true on real tokens, `(M, L)` or `(M, H, W)`.
         select: index or key of the tensor, where the layer returns a tuple or a mapping.
         skip_tokens: class tokens in front to leave out.
 
     Returns:
-        The attachment: loss, importance and statistics of the layer.
+        The attachment, with the loss, importance and statistics of the layer.
 
     Raises:
         ValueError: the target matches nothing, or an argument is out of range. A layout that is
@@ -109,7 +111,9 @@ class Attachment:
     Usable as a context manager that detaches at its end.
 
     Attributes:
-        criterion: the `AtomLoss`.
+        criterion (AtomLoss): the loss, with its settings and learned maps.
+        model (nn.Module): what it is attached to.
+        active (bool): False once detached.
     """
 
     def __init__(self, model: nn.Module, criterion: AtomLoss, weight: float) -> None:
@@ -145,7 +149,9 @@ class Attachment:
         counts with its last run.
 
         Raises:
-            RuntimeError: no training forward since the last call.
+            RuntimeError: no training forward since the last call, or the attachment was detached,
+                or the output was overwritten in place for the first time after earlier steps
+                left it alone.
         """
         losses = [tap.take_loss() for tap in self._taps]
         return self.weight * (losses[0] if len(losses) == 1 else torch.stack(losses).mean())
@@ -163,9 +169,10 @@ class Attachment:
     def stats(self) -> dict[str, Any]:
         """The parts of the loss of the last training forward, as numbers.
 
-        energy, neutrality and occupancy are unweighted; distance is the mean over pairs of nuclei,
-        radius the mean over samples; protons, electrons and neutrons are the shares P/N, G/N and
-        the rest. Computed when read. With several layers a dictionary by name.
+        energy, neutrality and occupancy are unweighted, in the loss's own scale; distance is the
+        mean over pairs of nuclei, radius the mean over samples; protons, electrons and neutrons
+        are the shares P/N, G/N and the rest. Computed when read, which waits for a GPU. With
+        several layers a dictionary by name.
         """
         numbers: dict[str, Any] = self._each(LayerTap.stats)
         return numbers
@@ -307,6 +314,7 @@ class LayerTap:
             self.numbers = measured.statistics.detach()
             self.charge = measured.charge
             self.read_as = (layout, tuple(latent.shape))
+            self.idle_reason = ""
             if not torch.compiler.is_compiling():
                 self.handed_on = (passed, passed._version)
         return put_tensor(output, key, passed)
@@ -359,7 +367,7 @@ class LayerTap:
         return loss
 
     def _why_nothing(self) -> str:
-        if self.numbers is not None:
+        if self.numbers is not None and not self.idle_reason:
             return (
                 "has no new forward: loss() gives each forward's loss once; keep its value, or "
                 "run the model again"

@@ -1,0 +1,1 @@
+"""Experiments: tasks, training, results on disk. Needs the extra `atomsep[experiments]`."""

@@ -1,0 +1,218 @@
+"""The demo's four figures. Nothing else in the experiments draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+import atomsep
+from atomsep.experiments.mixtures import DEVIATION, MEAN, SUB_UNITS
+from atomsep.experiments.results import SeedResult
+from atomsep.experiments.training import METHODS, Setting, fresh_model, held_out
+from atomsep.functional import equilibrium_distance, pair_energy
+from atomsep.statistics import Statistics
+
+INK, FAINT = "#1f2743", "#d5d8e2"
+CLASSES = {"A": "#c8402f", "B": "#2f4fa8"}
+COLOURS = dict(zip(METHODS, ("#8a90a2", "#12877a"), strict=True))
+SIMILARITIES = {0.5: "#c3b5dd", 1.0: "#a58fcb", 1.5: "#7d62b4", 2.0: "#5b3f98", 4.0: "#33206b"}
+"""Values of k that the energy is drawn for."""
+
+STYLE: dict[Any, Any] = {
+    "figure.dpi": 160,
+    "font.size": 10,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+}
+
+
+def write_figures(
+    folder: Path, setting: Setting, results: Sequence[SeedResult], bayes: float
+) -> list[Path]:
+    """Draw all figures of finished seeds as PNG files; returns their paths."""
+    with mpl.rc_context(STYLE):
+        figures = {
+            "accuracy": accuracy_by_method(results, bayes),
+            "latent": latent_space(results[0], setting),
+            "charge": charge_by_value(results, setting),
+            "energy": energy_by_distance(),
+        }
+        for name, figure in figures.items():
+            figure.savefig(folder / f"{name}.png")
+    return [folder / f"{name}.png" for name in figures]
+
+
+def accuracy_by_method(results: Sequence[SeedResult], bayes: float) -> Figure:
+    """Test accuracy of both methods, with a line for each seed."""
+    figure = Figure(figsize=(5.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    columns = [[100 * result.accuracy[method] for result in results] for method in METHODS]
+    for pair in zip(*columns, strict=True):
+        axes.plot([1, 2], pair, color=FAINT, lw=1.2, zorder=1)
+    for place, method, column in zip((1, 2), METHODS, columns, strict=True):
+        colour = COLOURS[method]
+        axes.scatter([place] * len(column), column, s=26, color=colour, zorder=3)
+        axes.boxplot(
+            column,
+            positions=[place + (0.3 if place == 2 else -0.3)],
+            widths=0.2,
+            showfliers=False,
+            patch_artist=True,
+            boxprops={"facecolor": colour, "alpha": 0.35, "edgecolor": colour},
+            medianprops={"color": colour, "lw": 2},
+            whiskerprops={"color": colour},
+            capprops={"color": colour},
+        )
+    axes.axhline(100 * bayes, color=INK, lw=1, ls=(0, (5, 3)))
+    axes.annotate(
+        f"best possible: {100 * bayes:.1f} %",
+        *((1.5, 100 * bayes), (0, 4)),
+        textcoords="offset points",
+        ha="center",
+        fontsize=9,
+    )
+    axes.set_xticks([1, 2], METHODS)
+    axes.set_xlim(0.4, 2.6)
+    axes.margins(y=0.12)
+    axes.set_ylabel("test accuracy, %")
+    axes.set_title(f"Accuracy over {len(results)} paired seeds")
+    return figure
+
+
+def latent_space(result: SeedResult, setting: Setting, shown: int = 1500) -> Figure:
+    """Hidden states, averaged over sub-units, in two principal components: before and after.
+
+    One scale for all panels. The clumps are the numbers of sub-units that are A's: 0 to 5.
+    """
+    samples = held_out(result.seed, setting)
+    values, labels = samples.values[:shown], samples.labels[:shown].bool()
+    figure = Figure(figsize=(10.2, 3.7), layout="constrained")
+    panels = figure.subplots(1, 3, sharex=True, sharey=True)
+    models = {"before training": fresh_model(result.seed, setting.activation)}
+    models.update((method, result.model(method, setting.activation)) for method in METHODS)
+    for axes, (title, model) in zip(panels, models.items(), strict=True):
+        with torch.no_grad():
+            mean = model.hidden(values).unflatten(1, (SUB_UNITS, -1)).mean(1)
+            plane = principal_plane(mean, labels)
+        for name, chosen in (("A", labels), ("B", ~labels)):
+            points = plane[chosen].T
+            axes.scatter(
+                *points, s=7, color=CLASSES[name], alpha=0.45, lw=0, label=f"most sub-units {name}"
+            )
+        axes.set_title(title)
+        axes.set_xlabel("first component")
+    panels[0].set_ylabel("second component")
+    handles, names = panels[0].get_legend_handles_labels()
+    legend = figure.legend(handles, names, loc="outside lower center", ncols=2, markerscale=2)
+    for handle in legend.legend_handles:
+        if handle is not None:
+            handle.set_alpha(1)
+    return figure
+
+
+def principal_plane(hidden: Tensor, labels: Tensor) -> Tensor:
+    """Coordinates in the first two principal components, A to the right: `(n, h)` to `(n, 2)`."""
+    centred = hidden - hidden.mean(0)
+    _, _, directions = torch.linalg.svd(centred, full_matrices=False)
+    plane: Tensor = centred @ directions[:2].T
+    if plane[labels, 0].mean() < plane[~labels, 0].mean():
+        plane[:, 0] *= -1
+    return plane
+
+
+def charge_by_value(results: Sequence[SeedResult], setting: Setting) -> Figure:
+    """The charge that every trained model gives a sub-unit of value x."""
+    values = torch.linspace(-3, 3, 301)
+    figure = Figure(figsize=(5.8, 4), layout="constrained")
+    axes = figure.subplots()
+    density_behind(axes, values)
+    method = METHODS[1]
+    for index, result in enumerate(results):
+        model = result.model(method, setting.activation)
+        with atomsep.attach(model, "embed") as attachment, torch.no_grad():
+            model(values.unsqueeze(1).expand(-1, SUB_UNITS))
+            charge = attachment.importance[:, 0]
+        label = f"{method}, {len(results)} seeds" if index == 0 else None
+        axes.plot(values, charge, color=COLOURS[method], lw=1.6, alpha=0.75, label=label)
+    axes.axhline(0, color=INK, lw=0.6)
+    axes.set(xlim=(-3, 3), ylim=(-1.08, 1.08), xlabel="value x of the sub-unit", ylabel="charge q")
+    axes.set_yticks([-1, 0, 1], ["−1\nelectron", "0\nneutron", "+1\nproton"])
+    axes.set_title("Charge against the sub-unit's value")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    return figure
+
+
+def density_behind(axes: Axes, values: Tensor) -> None:
+    """The two distributions that sub-units come from, faintly behind the curves."""
+    behind = axes.twinx()
+    behind.set_zorder(axes.get_zorder() - 1)
+    axes.patch.set_visible(False)
+    for name, centre in (("A", MEAN), ("B", -MEAN)):
+        density = (-((values - centre) ** 2) / (2 * DEVIATION**2)).exp()
+        behind.fill_between(values, density, color=CLASSES[name], alpha=0.16, lw=0)
+        behind.text(centre, 0.06, name, color=CLASSES[name], ha="center", weight="bold", size=13)
+    behind.set_ylim(0, 2.4)
+    behind.set_axis_off()
+
+
+def energy_by_distance() -> Figure:
+    """The paper's figure 2: the energy of a pair for several structures, d* of Theorem 2 marked."""
+    distances = torch.logspace(-1.3, 1.7, 400, dtype=torch.float64)
+    figure = Figure(figsize=(6.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for k, colour in SIMILARITIES.items():
+        pairs, unit = pair_at(k, distances)
+        energy = pair_energy(pairs, softening=0, scale="sum")[0, 1:] / unit
+        axes.plot(distances, energy, color=colour, lw=2, label=f"k = {k:g}")
+        best = equilibrium_distance(pairs)[0, 1:2]
+        if best.isfinite():
+            pairs, unit = pair_at(k, best)
+            lowest = pair_energy(pairs, softening=0, scale="sum")[0, 1] / unit
+            axes.plot(best, lowest, "o", ms=7, color=colour, mec="white", zorder=4)
+    axes.plot([], [], "o", ms=7, color=INK, label="d*, least energy")
+    axes.axhline(0, color=INK, lw=0.6)
+    axes.set_xscale("log")
+    axes.set(xlim=(0.05, 50), ylim=(-1.6, 3))
+    axes.set_xticks([0.1, 1, 10], ["0.1", "1", "10"])
+    axes.set_xlabel("atomic distance, in mean radii")
+    axes.set_ylabel("energy, in c / mean radius")
+    axes.set_title("Energy of a pair against its distance")
+    axes.legend(loc="upper right", title="k = |c*| / c")
+    return figure
+
+
+def pair_at(k: float, distances: Tensor) -> tuple[Statistics, Tensor]:
+    """One atom at the origin, and its partner at each distance; all radii are 1.
+
+    With P = 1 and G = g for the first, the partner has both swapped for k > 1 and the same for
+    k <= 1, so that k = (1 + g²)/(2g) or its inverse.
+
+    Returns:
+        The atoms, the first in front, and c, the charge products of like sign.
+    """
+    steep = max(k, 1 / k)
+    minor = steep - (steep**2 - 1) ** 0.5
+    ones = torch.ones(len(distances) + 1, dtype=distances.dtype)
+    major, lesser = ones.clone(), ones * minor
+    if k > 1:
+        major[1:], lesser[1:] = minor, 1
+    position = nn.functional.pad(distances, (1, 0)).unsqueeze(1)
+    net, square = major - lesser, major**2 + lesser**2
+    pairs = Statistics(major, lesser, net, square, 2 * ones, ones, position)
+    return pairs, major[0] * major[1] + lesser[0] * lesser[1]

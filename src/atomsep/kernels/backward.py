@@ -1,0 +1,259 @@
+"""The gradient of the latent: `grad_passed + J^T grad_statistics`, in one launch and one pass.
+
+With v = gmu - gr s, from the vector s that the forward pass kept, every token's gradient is its
+own affair:
+
+    position:  w m v + gr w g u
+    score:     (1 - q²)/2 · (gS + 2 q gQ,  plus gP for q > 0,
+               plus -gG + w p·v - gr w |p - mu| for q < 0)
+
+Bytes: the arriving gradient in, the gradient out, and the latent: where tokens are rows its
+electrons alone, since `w v` is the gradient of all other positions. Bound by device memory.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from atomsep.kernels.blocks import backward_blocks, ceil_div
+from atomsep.kernels.read import (
+    charge_of,
+    directions,
+    fold,
+    keep_positions,
+    places,
+    pull_of,
+    read_offsets,
+    read_scores,
+    read_vector,
+    sizes,
+    spread_of,
+    unpack,
+)
+from atomsep.kernels.strides import front, geometry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from atomsep.statistics import Reading
+
+
+def measure_backward(
+    source: Tensor,
+    scores: Tensor | None,
+    mask: Tensor | None,
+    count: Tensor,
+    nucleus: Tensor,
+    mean_direction: Tensor,
+    reading: Reading,
+    grad_passed: Tensor | None,
+    per_sample: Sequence[Tensor | None],
+    grad_nucleus: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """The twin of `atomsep.statistics.backward_slabs`.
+
+    Args:
+        source: the tokens in their layout.
+        scores: `(M, N)` where `reading.feature` is None.
+        mask: True on real tokens, `(M, N)`.
+        count: number of real tokens, `(M,)`.
+        nucleus: `(M, h')`, of the forward pass.
+        mean_direction: s, `(M, h')`, of the forward pass.
+        reading: layout, feature and norm.
+        grad_passed: the gradient that arrives for the latent itself, if any.
+        per_sample: gradients of protons, electrons, charge sum, charge square and radius, `(M,)`;
+            None stands for zero.
+        grad_nucleus: `(M, h')`, or None for zero.
+
+    Returns:
+        The gradients of source and scores; None for the second where there are no scores.
+    """
+    layout, feature, norm = reading
+    tokens = layout.tokens(source)
+    samples, length, features = tokens.shape
+    shape = geometry(tokens)
+    blocks = backward_blocks(length, features, source.element_size(), shape.rows)
+    tiles = ceil_div(length, blocks.tokens * blocks.steps)
+
+    grad_source = layout.empty_like(source)
+    grad_scores = None if scores is None else torch.empty_like(scores.contiguous())
+    written = layout.tokens(grad_source)
+    arriving = None if grad_passed is None else layout.tokens(grad_passed)
+    if layout.skip:
+        skipped = front(grad_source, layout)
+        if grad_passed is None:
+            skipped.zero_()
+        else:
+            skipped.copy_(front(grad_passed, layout))
+    with torch.cuda.device_of(source):
+        backward_kernel[(samples * tiles,)](
+            tokens, None if scores is None else scores.contiguous(),
+            None if mask is None else mask.contiguous(), count, nucleus, mean_direction, arriving,
+            *(None if grad is None else grad.contiguous() for grad in per_sample),
+            None if grad_nucleus is None else grad_nucleus.contiguous(), written, grad_scores,
+            shape.tokens, shape.features, features if feature is None else feature % features,
+            shape.sample, shape.wide,
+            *_strides(written, tokens), *_strides(arriving, tokens), tiles, blocks.steps,
+            NORM=norm, ROWS=shape.rows, ALIGN=shape.align, WHOLE=blocks.features >= features,
+            TOKENS=blocks.tokens, FEATURES=blocks.features, KEPT=blocks.kept,
+            num_warps=blocks.warps,
+        )  # fmt: skip
+    return grad_source, grad_scores
+
+
+def _strides(other: Tensor | None, tokens: Tensor) -> tuple[int | None, ...]:
+    """None where they are those of the tokens, of which the compiler knows more."""
+    if other is None or other.stride() == tokens.stride():
+        return None, None, None
+    return other.stride()
+
+
+@triton.jit(do_not_specialize=["tokens", "features", "feature", "sample_units", "units"])
+def backward_kernel(
+    source, scores, mask, count, nucleus, mean_direction, arriving,
+    grad_protons, grad_electrons, grad_sum, grad_square, grad_radius, grad_nucleus,
+    written, grad_scores, tokens, features, feature, sample_units, units,
+    written_sample, written_token, written_feature,
+    arriving_sample, arriving_token, arriving_feature, tiles, steps,
+    NORM: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr, WHOLE: tl.constexpr,
+    TOKENS: tl.constexpr, FEATURES: tl.constexpr, KEPT: tl.constexpr,
+):  # fmt: skip
+    """One program: some tokens of one sample."""
+    tokens, features, stride_sample, stride_token, stride_feature = unpack(
+        tokens, features, sample_units, units, ROWS, ALIGN
+    )
+    if written_sample is None:
+        written_sample, written_token, written_feature = stride_sample, stride_token, stride_feature
+    if arriving_sample is None:
+        arriving_sample, arriving_token = stride_sample, stride_token
+        arriving_feature = stride_feature
+    tile = tl.program_id(0)
+    sample = (tile // tiles).to(tl.int64)
+    tile = tile % tiles
+    share = 1 / tl.load(count + sample)
+    g_protons = read_number(grad_protons, sample)
+    g_electrons = read_number(grad_electrons, sample)
+    g_sum = read_number(grad_sum, sample)
+    g_square = read_number(grad_square, sample)
+    g_radius = read_number(grad_radius, sample)
+    width = features
+    if scores is None:
+        width = features - 1
+    at = sample * width
+    source_at = source + sample * stride_sample
+    written_at = written + sample * written_sample
+    if arriving is not None:
+        arriving += sample * arriving_sample
+    if WHOLE:
+        column = tl.arange(0, FEATURES)
+        mu = read_vector(nucleus + at, column, features, feature, False)
+        v = pull_vector(grad_nucleus, mean_direction, at, g_radius, column, features, feature)
+    for step in range(steps):
+        token = (tile * steps + step) * TOKENS + tl.arange(0, TOKENS)
+        inside = token < tokens
+        real, score = read_scores(
+            source_at, scores, mask, sample, token, inside, tokens, feature,
+            stride_token, stride_feature,
+        )  # fmt: skip
+        q, slope = charge_of(score)
+        read = inside
+        if ROWS:
+            read = q < 0
+        # Sums over features: |p - mu|, and p·v = (p - mu)·v + mu·v.
+        if WHOLE:
+            here = places(source_at, token, column, stride_token, stride_feature)
+            offset = read_offsets(here, read, real, column, mu, mask, features, ROWS)
+            offset = keep_positions(offset, column, feature, scores)
+            length = tl.sum(sizes(offset, NORM), axis=1)
+            along = tl.sum(offset * v[None, :], axis=1) + tl.sum(mu * v, axis=0)
+        else:
+            lengths = tl.zeros((TOKENS, KEPT), tl.float32)
+            alongs = tl.zeros((TOKENS, KEPT), tl.float32)
+            of_nucleus = tl.zeros((FEATURES,), tl.float32)
+            for start in range(0, features, FEATURES):
+                column = start + tl.arange(0, FEATURES)
+                mu = read_vector(nucleus + at, column, features, feature, False)
+                v = pull_vector(
+                    grad_nucleus, mean_direction, at, g_radius, column, features, feature
+                )
+                here = places(source_at, token, column, stride_token, stride_feature)
+                offset = read_offsets(here, read, real, column, mu, mask, features, ROWS)
+                offset = keep_positions(offset, column, feature, scores)
+                lengths += fold(sizes(offset, NORM), ROWS, KEPT)
+                alongs += fold(offset * v[None, :], ROWS, KEPT)
+                of_nucleus += mu * v
+            length = tl.sum(lengths, axis=1)
+            along = tl.sum(alongs, axis=1) + tl.sum(of_nucleus, axis=0)
+        of_electron = share * (along - g_radius * spread_of(length, NORM)) - g_electrons
+        grad_charge = g_sum + 2 * q * g_square
+        grad_charge += tl.where(q > 0, g_protons, 0.0) + tl.where(q < 0, of_electron, 0.0)
+        grad_score = tl.where(real, grad_charge * slope, 0.0)
+        if scores is not None:
+            kept = grad_score.to(grad_scores.dtype.element_ty)
+            tl.store(grad_scores + sample * tokens + token, kept, mask=inside)
+        lightness = tl.maximum(-q, 0.0)
+        mass = (real.to(tl.float32) - lightness) * share
+        pull = pull_of(lightness, length, NORM) * (g_radius * share)
+        if WHOLE:
+            write(
+                written_at, arriving, token, column, offset, v, mass, pull, grad_score, scores,
+                tokens, features, feature, written_token, written_feature,
+                arriving_token, arriving_feature, NORM,
+            )  # fmt: skip
+        else:
+            for start in range(0, features, FEATURES):
+                column = start + tl.arange(0, FEATURES)
+                mu = read_vector(nucleus + at, column, features, feature, False)
+                v = pull_vector(
+                    grad_nucleus, mean_direction, at, g_radius, column, features, feature
+                )
+                here = places(source_at, token, column, stride_token, stride_feature)
+                offset = read_offsets(here, read, real, column, mu, mask, features, ROWS)
+                write(
+                    written_at, arriving, token, column, offset, v, mass, pull, grad_score, scores,
+                    tokens, features, feature, written_token, written_feature,
+                    arriving_token, arriving_feature, NORM,
+                )  # fmt: skip
+
+
+@triton.jit
+def read_number(at, sample):
+    """A gradient of one sample; None is zero."""
+    if at is None:
+        return 0.0
+    else:  # noqa: RET505  (the compiler drops one branch)
+        return tl.load(at + sample)
+
+
+@triton.jit
+def pull_vector(grad_nucleus, mean_direction, at, g_radius, column, features, feature):
+    """V = gmu - gr s, by feature, 0 for the score."""
+    v = -g_radius * read_vector(mean_direction + at, column, features, feature, False)
+    if grad_nucleus is not None:
+        v += read_vector(grad_nucleus + at, column, features, feature, False)
+    return v
+
+
+@triton.jit
+def write(
+    written, arriving, token, column, offset, v, mass, pull, grad_score, scores,
+    tokens, features, feature, written_token, written_feature, arriving_token, arriving_feature,
+    NORM: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a tile: of positions, of scores in their column, and what arrived."""
+    inside = (token < tokens)[:, None] & (column < features)[None, :]
+    grad = mass[:, None] * v[None, :] + pull[:, None] * directions(offset, NORM)
+    if scores is None:
+        grad = tl.where((column == feature)[None, :], grad_score[:, None], grad)
+    if arriving is not None:
+        there = places(arriving, token, column, arriving_token, arriving_feature)
+        grad += tl.load(there, mask=inside, other=0.0).to(tl.float32)
+    here = places(written, token, column, written_token, written_feature)
+    tl.store(here, grad.to(written.dtype.element_ty), mask=inside)

@@ -1,0 +1,152 @@
+"""How a program reads tokens: the charges of a block of tokens, and a tile of their positions.
+
+A tile is `(tokens, features)` whatever the memory looks like; strides say where its numbers lie,
+and the compiler reads along the one that is 1. Tokens are rows where features lie together
+(channels-last, `(M, L, C)`), planes where tokens do (contiguous NCHW). Padding may hold anything,
+NaN too: it is not read where tokens are rows, and replaced by zero where they are planes.
+Addresses are 64-bit throughout.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def charge_of(score):
+    """Charge q = tanh(score / 2), and its slope (1 - q²) / 2, both to the last digits.
+
+    From e = exp(-|score|): q = (1 - e) / (1 + e), a series where that cancels, and the slope
+    2 e / (1 + e)², which does not cancel where q is near 1.
+    """
+    size = tl.abs(score)
+    decay = tl.exp(-size)
+    half = size * 0.5
+    square = half * half
+    series = square * (0.13333333 + square * (-0.053968254 + square * 0.021869488))
+    near = half + half * square * (-0.33333334 + series)
+    far = (1 - decay) / (1 + decay)
+    magnitude = tl.where(size < 0.5, near, far)
+    charge = tl.where(score < 0, -magnitude, magnitude)
+    return charge, 2 * decay / ((1 + decay) * (1 + decay))
+
+
+@triton.jit
+def unpack(tokens, features, sample_units, units, ROWS: tl.constexpr, ALIGN: tl.constexpr):
+    """N, h and the strides of samples, tokens and features from a `Geometry`."""
+    sample = sample_units.to(tl.int64) * ALIGN
+    wide = units.to(tl.int64) * ALIGN
+    if ROWS:
+        return tokens, features * ALIGN, sample, wide, 1
+    else:  # noqa: RET505  (the compiler drops one branch)
+        return tokens * ALIGN, features, sample, 1, wide
+
+
+@triton.jit
+def read_scores(
+    sample_at, scores, mask, sample, token, inside, tokens, feature, stride_token, stride_feature
+):
+    """Which of the tokens inside are real, and their scores in float32, 0 where they are not.
+
+    The score is a feature of the token, or comes from a tensor `(M, N)` of its own.
+    """
+    real = inside
+    place = sample * tokens + token
+    if mask is not None:
+        real = inside & tl.load(mask + place, mask=inside, other=0)
+    if scores is None:
+        feature_at = sample_at + feature.to(tl.int64) * stride_feature
+        raw = tl.load(feature_at + token.to(tl.int64) * stride_token, mask=real, other=0.0)
+    else:
+        raw = tl.load(scores + place, mask=real, other=0.0)
+    return real, raw.to(tl.float32)
+
+
+@triton.jit
+def read_vector(at, column, features, feature, FRESH: tl.constexpr):
+    """A sample's vector of h' numbers by feature, 0 for the score.
+
+    A vector that another program of the same launch wrote is `FRESH`: not to be taken from the
+    nearest cache.
+    """
+    kept = (column < features) & (column != feature)
+    cache: tl.constexpr = ".cg" if FRESH else ""
+    return tl.load(at + position_of(column, feature), mask=kept, other=0.0, cache_modifier=cache)
+
+
+@triton.jit
+def position_of(column, feature):
+    """Where a feature stands in the nucleus, which has no column for the score."""
+    return column - (column > feature).to(tl.int32)
+
+
+@triton.jit
+def places(sample_at, token, column, stride_token, stride_feature):
+    """Addresses of a tile."""
+    along_tokens = token.to(tl.int64)[:, None] * stride_token
+    return sample_at + along_tokens + column.to(tl.int64)[None, :] * stride_feature
+
+
+@triton.jit
+def read_offsets(here, read, clean, column, mu, mask, features, ROWS: tl.constexpr):
+    """Tokens minus the nucleus in float32; finite, but without meaning, where `read` is false.
+
+    Where tokens are planes, a mask that changes along the direction of reading would split the
+    loads: all are read, and those that are not `clean` replaced.
+    """
+    block = tl.load(here, mask=read[:, None] & (column < features)[None, :], other=0.0)
+    if not ROWS and mask is not None:
+        block = tl.where(clean[:, None], block, 0.0)
+    return block.to(tl.float32) - mu[None, :]
+
+
+@triton.jit
+def keep_positions(offset, column, feature, scores):
+    """Zero in the score's column."""
+    if scores is not None:
+        return offset
+    return tl.where((column != feature)[None, :], offset, 0.0)
+
+
+@triton.jit
+def sizes(offset, NORM: tl.constexpr):
+    """What a norm sums: squares, or absolute values."""
+    return offset * offset if NORM == 2 else tl.abs(offset)
+
+
+@triton.jit
+def fold(tile, ROWS: tl.constexpr, KEPT: tl.constexpr):
+    """Sums over features as far as one thread holds them, `(tokens, KEPT)`.
+
+    Any KEPT is right; the rule in `blocks.py` picks the one that needs no exchange.
+    """
+    several: tl.constexpr = tile.shape[1] // KEPT
+    if ROWS:  # a thread's features lie together
+        return tl.sum(tl.reshape(tile, (tile.shape[0], KEPT, several)), axis=2)
+    else:  # noqa: RET505  (the compiler drops one branch)
+        return tl.sum(tl.reshape(tile, (tile.shape[0], several, KEPT)), axis=1)
+
+
+@triton.jit
+def spread_of(length, NORM: tl.constexpr):
+    """|p - mu| from the sum of sizes."""
+    return tl.sqrt(length) if NORM == 2 else length
+
+
+@triton.jit
+def pull_of(lightness, length, NORM: tl.constexpr):
+    """max(-q, 0), divided by |p - mu| for norm 2: what `directions` are weighted with."""
+    if NORM == 2:
+        return tl.where(length > 0, lightness * tl.rsqrt(length), 0.0)
+    return lightness
+
+
+@triton.jit
+def directions(offset, NORM: tl.constexpr):
+    """Positions minus mu for norm 2, its signs for norm 1."""
+    if NORM == 2:
+        return offset
+    return tl.where(offset > 0, 1.0, 0.0) - tl.where(offset < 0, 1.0, 0.0)

@@ -1,0 +1,146 @@
+"""The kernels as operators: what they promise the compiler, and when they are taken."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from atomsep import AtomLoss, kernels, use_kernels
+from atomsep.functional import count_tokens
+from atomsep.kernels import ops
+from atomsep.layout import Layout
+from atomsep.pairs import Terms
+from atomsep.statistics import Reading, Statistics
+
+
+def tokens(device: torch.device, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def test_operators_keep_their_promises(device: torch.device) -> None:
+    source, scores = tokens(device, 3, 7, 5), tokens(device, 3, 7)
+    mask = torch.ones(3, 7, dtype=torch.bool, device=device)
+    count = torch.full((3,), 7.0, device=device)
+    image = source.transpose(1, 2).contiguous().unflatten(2, (7, 1))
+    checks = ("test_schema", "test_faketensor")
+    for arguments in (
+        (source, None, None, count, "channels_last", 0, 0, 2, True),
+        (source, scores, mask, count, "channels_last", 0, None, 1, False),
+        (image, None, mask[:, 1:], count - 1, "channels_first", 1, -1, 2, True),
+    ):
+        torch.library.opcheck(ops.measure_forward, arguments, test_utils=checks)
+        of_positions = tokens(device, 3, 5 if arguments[6] is None else 4)
+        per_sample = [count, None, count, None, count]
+        torch.library.opcheck(
+            ops.measure_backward,
+            (*arguments[:4], of_positions, of_positions, *arguments[4:8])
+            + (arguments[0], per_sample, of_positions),
+            test_utils=checks,
+        )
+    fields = [count] * 6 + [tokens(device, 3, 4)]
+    for gradient in (True, False):
+        arguments = (fields, 2, 1e-2, "mean", 1.0, 1.0, gradient)
+        torch.library.opcheck(ops.pairs_forward, arguments, test_utils=checks)
+    shares = tokens(device, 2, 3 * 9)
+    torch.library.opcheck(ops.pairs_backward, (shares, count[0]), test_utils=checks)
+
+
+def test_compiled_whole(device: torch.device) -> None:
+    """One graph, the same numbers as eager calls."""
+    source = tokens(device, 3, 7, 5)
+    count = torch.full((3,), 7.0, device=device)
+    reading = Reading(Layout(), 0, 2)
+    terms = Terms(2, 1e-2, "mean", 1.0, 1.0)
+
+    def whole(source: Tensor) -> tuple[Tensor, ...]:
+        copied, charge, *fields, radius, nucleus, s = kernels.measure_forward(
+            source, None, None, count, reading, True
+        )
+        statistics = Statistics(*fields, count, radius, nucleus)  # type: ignore[arg-type]
+        loss, shares = kernels.pairs_forward(statistics, terms, True)
+        assert shares is not None
+        *per_sample, _, g_radius, g_nucleus = kernels.pairs_backward(shares, loss, 3)
+        grad, _ = kernels.measure_backward(
+            *(source, None, None, count, nucleus, s, reading),  # type: ignore[arg-type]
+            *(copied, [*per_sample, g_radius], g_nucleus),
+        )
+        return copied, charge, loss, grad  # type: ignore[return-value]
+
+    compiled = torch.compile(whole, backend="aot_eager", fullgraph=True)
+    for got, want in zip(compiled(source), whole(source), strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+@pytest.mark.parametrize("passing", [None, "clone"])
+def test_a_loss_end_to_end(compiling: bool, passing: str | None, device: torch.device) -> None:
+    """Through the module, with a consumer of the latent beside the loss, against plain float64."""
+    latent = tokens(device, 4, 9, 6)
+    mask = torch.ones(4, 9, dtype=torch.bool, device=device)
+    mask[1, 6:] = False
+    module = AtomLoss()
+
+    def run(latent: Tensor) -> Tensor:
+        measured = module.measure(latent, mask, Layout(), passing=passing)
+        loss = module.from_statistics(measured.statistics)
+        return loss if measured.passed is None else loss + measured.passed.square().mean()
+
+    exact = latent.double().requires_grad_()
+    with use_kernels("torch"):
+        expected = run(exact)
+        expected.backward()
+    leaf = latent.clone().requires_grad_()
+    with use_kernels("triton"):
+        called = torch.compile(run, backend="aot_eager", fullgraph=True) if compiling else run
+        loss = called(leaf)
+        loss.backward()
+    assert leaf.grad is not None
+    assert exact.grad is not None
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=0)
+    error = (leaf.grad.double() - exact.grad).norm()
+    assert error < 1e-4 * exact.grad.norm()
+
+
+def test_what_is_supported(device: torch.device) -> None:
+    reading = Reading(Layout(), 0, 2)
+    planes = Reading(Layout("channels_first"), 0, 2)
+
+    def supports(source: Tensor, reading: Reading = reading) -> bool:
+        return kernels.supports(source, None, None, reading)
+
+    assert kernels.available()
+    rows = tokens(device, 2, 6, 4)
+    assert supports(rows)
+    assert supports(rows.bfloat16())
+    assert supports(rows.transpose(1, 2).contiguous().transpose(1, 2))
+    assert supports(rows[:, ::2])  # rows further apart
+    assert supports(rows[..., 1:3])
+    assert not supports(rows.double())
+    assert not supports(rows[..., ::2])
+    image = tokens(device, 2, 4, 3, 5)
+    assert supports(image, planes)
+    assert supports(image.contiguous(memory_format=torch.channels_last), planes)
+    assert supports(image[..., :1], planes)  # one column: tokens a stride apart, but ...
+    assert not supports(image[..., ::2], planes)
+    assert not supports(image.transpose(2, 3), planes)  # tokens are no view
+    assert not supports(rows.to("meta"))
+    assert not kernels.supports(rows, rows[..., 0].double(), None, Reading(Layout(), None, 2))
+    count = count_tokens(rows, None)
+    fields = Statistics(*[count] * 6, rows[:, 0])
+    assert kernels.supports_pairs(fields)
+    assert not kernels.supports_pairs(fields._replace(radius=count.double()))
+
+
+def test_atomsep_works_without_triton() -> None:
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch, atomsep\n"
+        "from atomsep import kernels\n"
+        "assert not kernels.available()\n"
+        "assert atomsep.AtomLoss()(torch.randn(2, 3, 4)).isfinite()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

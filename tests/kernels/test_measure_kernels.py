@@ -1,0 +1,342 @@
+"""Atoms and the gradient of the latent: the kernels against the plain path in float64."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from atomsep import kernels
+from atomsep.functional import count_tokens
+from atomsep.layout import Layout
+from atomsep.statistics import Reading, backward_slabs, forward_slabs
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="large sizes need a GPU")
+
+GRADIENT = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+CHARGE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+VALUE = 1e-5  # of sums, which are float32 whatever the latent is
+
+
+class Case(NamedTuple):
+    """A latent and all that goes into both passes."""
+
+    samples: int
+    tokens: int
+    features: int
+    memory: str = "rows"
+    dtype: torch.dtype = torch.float32
+    norm: int = 2
+    feature: int | None = 0
+    masked: bool = False
+    skip: int = 0
+    copy: bool = False
+    passed: str | None = "alike"
+
+    def layout(self) -> Layout:
+        axes = {"rows": "channels_last", "sliced": "channels_last", "length_first": "length_first"}
+        return Layout(axes.get(self.memory, "channels_first"), self.skip)  # type: ignore[arg-type]
+
+    def arrange(self, tokens: Tensor) -> Tensor:
+        """Tokens `(M, N, h)` as the layer's output that they are read from."""
+        samples, length, features = tokens.shape
+        if self.memory == "rows":
+            return tokens.contiguous()
+        if self.memory == "sliced":  # rows of a wider tensor
+            wide = tokens.new_empty(samples, length, features + 3)
+            wide[..., 2:-1] = tokens
+            return wide[..., 2:-1]
+        if self.memory == "length_first":
+            return tokens.transpose(0, 1).contiguous()
+        planes = tokens.transpose(1, 2).contiguous()
+        if self.memory == "planes":
+            return planes
+        image = planes.unflatten(2, (1, length))
+        if self.memory == "channels_last":
+            return image.contiguous(memory_format=torch.channels_last)
+        assert self.memory == "image"
+        return image
+
+    def __str__(self) -> str:
+        named = [f"{k}={v}" for k, v in self._asdict().items() if v != self._field_defaults.get(k)]
+        return ",".join(named).replace("torch.", "")
+
+
+def relative(value: Tensor, expected: Tensor, scale: Tensor | None = None) -> float:
+    """‖value - expected‖ / ‖expected‖, or of something that does not cancel."""
+    assert value.shape == expected.shape
+    difference = (value.double().cpu() - expected).norm()
+    size = (expected if scale is None else scale).norm()
+    return float(difference / size) if size > 0 else float(difference)
+
+
+def check(case: Case, device: torch.device) -> None:
+    """Forward and backward of one case."""
+    layout = case.layout()
+    generator = torch.Generator().manual_seed(hash(str(case)) % 2**31)
+
+    def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    length = case.tokens + case.skip
+    mask = None
+    values = draw(case.samples, length, case.features, dtype=case.dtype) + 0.3
+    if case.masked:
+        mask = torch.rand(case.samples, case.tokens, generator=generator) < 0.7
+        mask[:, 0] = True
+        values[:, case.skip :][~mask] = torch.nan
+    source = case.arrange(values)
+    scores = None
+    if case.feature is None:
+        scores = draw(case.samples, case.tokens, dtype=case.dtype)
+        if mask is not None:
+            scores[~mask] = torch.nan
+    reading = Reading(layout, case.feature, case.norm)  # type: ignore[arg-type]
+    count = count_tokens(layout.tokens(source), mask)
+    wide = source.double()
+    wide_scores = None if scores is None else scores.double()
+
+    moved = source.to(device), _to(scores, device), _to(mask, device), count.to(device)
+    assert kernels.supports(*moved[:3], reading)
+    copied, charge, *fields, mean_direction = kernels.measure_forward(*moved, reading, case.copy)
+    expected = forward_slabs(wide, wide_scores, mask, count.double(), reading)
+
+    assert (copied is not None) == case.copy
+    if copied is not None:
+        torch.testing.assert_close(copied, moved[0], rtol=0, atol=0, equal_nan=True)
+        assert copied.data_ptr() != moved[0].data_ptr()
+    assert charge is not None
+    assert charge.dtype == case.dtype
+    assert relative(charge, expected[0]) < CHARGE[case.dtype]
+    charged = expected[1] + expected[2]
+    for value, other in zip(fields, expected[1:], strict=True):
+        assert value is not None
+        assert value.dtype == torch.float32
+        assert relative(value, other, charged if other.dim() == 1 else None) < VALUE
+    assert mean_direction is not None
+    weights = charge_weights(expected[0], count)
+    s = mean_of_directions(layout.tokens(wide), expected[-1], weights, mask, reading)
+    assert relative(mean_direction, s, weights.sum(1)) < VALUE
+
+    # Upstream gradients as autograd may send them: expanded, missing, in another memory format.
+    per_sample = [draw(case.samples).to(device) for _ in range(4)] + [
+        draw(1).to(device).expand(case.samples)
+    ]
+    grad_nucleus = draw(*expected[-1].shape).to(device)
+    grad_passed = None
+    if case.passed is not None:
+        arriving = draw(case.samples, length, case.features, dtype=case.dtype)
+        grad_passed = case.arrange(arriving)
+        if case.passed == "other":
+            grad_passed = grad_passed.transpose(0, -1).contiguous().transpose(0, -1)
+    grad_source, grad_scores = kernels.measure_backward(
+        *(*moved, fields[-1], mean_direction, reading, _to(grad_passed, device)),
+        *(per_sample, grad_nucleus),
+    )
+    expected_source, expected_scores = backward_slabs(
+        *(wide, wide_scores, mask, count.double(), expected[-1], reading),
+        *(None if grad_passed is None else grad_passed.double(),),
+        *([grad.double().cpu() for grad in per_sample], grad_nucleus.double().cpu()),
+    )
+    tolerance = GRADIENT[case.dtype]
+    assert grad_source.dtype == case.dtype
+    assert relative(grad_source, expected_source) < tolerance
+    if scores is None:
+        assert grad_scores is None
+    else:
+        assert grad_scores is not None
+        assert expected_scores is not None
+        assert relative(grad_scores, expected_scores) < tolerance
+    untouched = torch.zeros(case.samples, length, dtype=torch.bool)
+    untouched[:, : case.skip] = True
+    if mask is not None:
+        untouched[:, case.skip :] = ~mask
+    whole = Layout(layout.axes)
+    got = whole.tokens(grad_source).cpu()[untouched]
+    want = 0 * got if grad_passed is None else whole.tokens(grad_passed)[untouched]
+    assert torch.equal(got, want)  # padding and skipped tokens get what arrived, to the bit
+
+
+def _to(tensor: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if tensor is None else tensor.to(device)
+
+
+def charge_weights(charge: Tensor, count: Tensor) -> Tensor:
+    """(1/N) max(-q, 0)."""
+    return torch.relu(-charge) / count.double().unsqueeze(1)
+
+
+def mean_of_directions(
+    tokens: Tensor, nucleus: Tensor, weights: Tensor, mask: Tensor | None, reading: Reading
+) -> Tensor:
+    """The vector s of the closed form, by its definition."""
+    positions = tokens
+    if reading.feature is not None:
+        kept = torch.arange(tokens.shape[-1]) != reading.feature % tokens.shape[-1]
+        positions = tokens[..., kept]
+    if mask is not None:
+        positions = positions.masked_fill(~mask.unsqueeze(-1), 0)
+    offset = positions - nucleus.unsqueeze(1)
+    unit = torch.sign(offset)
+    if reading.norm == 2:
+        unit = torch.nn.functional.normalize(offset, dim=-1)
+    return (weights.unsqueeze(-1) * unit).sum(1)
+
+
+def odd_cases() -> list[Case]:
+    """Every odd shape in both memories; the other choices take turns."""
+    cases = []
+    shapes = [(n, h) for n in (1, 2, 3, 17, 33) for h in (2, 3, 64, 65)]
+    for turn, (tokens, features) in enumerate(shapes):
+        for memory in ("rows", "planes"):
+            index = 2 * turn + (memory == "planes")
+            cases.append(
+                Case(
+                    samples=(1, 2, 3, 5)[(index + turn // 4) % 4],
+                    tokens=tokens,
+                    features=features,
+                    memory=memory,
+                    dtype=(torch.float32, torch.float32, torch.bfloat16, torch.float16)[index % 4],
+                    norm=1 + (index // 3) % 2,
+                    feature=(0, -1, features // 2, None)[(index // 2) % 4],
+                    masked=bool((index // 5) % 2),
+                    copy=bool((index // 4) % 2),
+                    passed=(None, "alike", "other")[index % 3],
+                )
+            )
+    return cases
+
+
+@pytest.mark.parametrize("case", odd_cases(), ids=str)
+def test_odd_shapes(case: Case, device: torch.device) -> None:
+    check(case, device)
+
+
+@pytest.mark.parametrize("case", odd_cases(), ids=str)
+@pytest.mark.usefixtures("small_blocks")
+def test_odd_shapes_in_many_tiles(case: Case, device: torch.device) -> None:
+    check(case, device)
+
+
+@pytest.mark.parametrize("norm", [1, 2])
+@pytest.mark.parametrize("memory", ["sliced", "length_first", "channels_last", "image"])
+@pytest.mark.usefixtures("small_blocks")
+def test_strides_and_skipped_tokens(memory: str, norm: int, device: torch.device) -> None:
+    check(Case(3, 19, 12, memory, norm=norm, skip=2, copy=True), device)
+    check(Case(2, 18, 20, memory, norm=norm, masked=True, passed=None, skip=1), device)
+    check(Case(2, 16, 16, memory, torch.bfloat16, norm, feature=None, passed="other"), device)
+
+
+@pytest.mark.parametrize("memory", ["rows", "planes"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("feature", [3, None])
+@pytest.mark.usefixtures("small_blocks")
+def test_masks_and_separate_scores(
+    memory: str, masked: bool, feature: int | None, device: torch.device
+) -> None:
+    check(Case(4, 21, 8, memory, feature=feature, masked=masked, copy=True), device)
+    check(Case(2, 21, 30, memory, torch.float16, 1, feature, masked, skip=1), device)
+
+
+@pytest.mark.parametrize("memory", ["rows", "planes"])
+@pytest.mark.usefixtures("small_blocks")
+def test_charges_at_their_limits(memory: str, device: torch.device) -> None:
+    """No electron, nothing else, infinite scores, and tokens that sit on the nucleus."""
+    case = Case(4, 9, 5, memory)
+    values = torch.randn(4, 9, 5, generator=torch.Generator().manual_seed(0))
+    values[0, :, 0] = values[0, :, 0].abs()
+    values[1, :, 0] = -values[1, :, 0].abs() - 60
+    values[2, :, 0] = torch.tensor([torch.inf, -torch.inf, 1e-9, -1e-9, 0, 30, -30, 0.5, -0.5])
+    values[3, :, 1:] = 0
+    source = case.arrange(values)
+    reading = Reading(case.layout(), 0, 2)
+    count = torch.full((4,), 9.0)
+    _, charge, *fields, mean_direction = kernels.measure_forward(
+        source.to(device), None, None, count.to(device), reading, False
+    )
+    expected = forward_slabs(source.double(), None, None, count.double(), reading)
+    for value, other in zip((charge, *fields), expected, strict=True):
+        assert value is not None
+        assert relative(value, other) < VALUE
+        assert torch.equal(value.sign().cpu(), other.sign().float())
+    assert mean_direction is not None
+    assert not mean_direction[0].any()
+    assert not mean_direction[3].any()
+    per_sample = [torch.ones(4, device=device) for _ in range(5)]
+    grad, _ = kernels.measure_backward(
+        *(source.to(device), None, None, count.to(device), fields[-1], mean_direction, reading),
+        *(None, per_sample, torch.ones_like(mean_direction)),
+    )
+    assert grad.isfinite().all()
+
+
+def test_missing_gradients_count_as_zero(device: torch.device) -> None:
+    case = Case(2, 5, 4)
+    source = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0)).to(device)
+    reading = Reading(case.layout(), 0, 2)
+    count = torch.full((2,), 5.0, device=device)
+    *_, nucleus, s = kernels.measure_forward(source, None, None, count, reading, False)
+    zeros = [torch.zeros(2, device=device) for _ in range(5)]
+    some = [*zeros[:4], torch.ones(2, device=device)]
+    for missing, present, grad in (
+        ([None] * 5, zeros, torch.randn(2, 3, device=device)),
+        ([None] * 4 + some[4:], some, None),
+    ):
+        got, _ = kernels.measure_backward(
+            source, None, None, count, nucleus, s, reading, None, missing, grad
+        )
+        full = torch.zeros_like(nucleus) if grad is None else grad
+        want, _ = kernels.measure_backward(
+            source, None, None, count, nucleus, s, reading, None, present, full
+        )
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("memory", ["rows", "planes"])
+@pytest.mark.usefixtures("small_blocks")
+def test_the_same_bits_every_time(memory: str, device: torch.device) -> None:
+    case = Case(3, 33, 20, memory)
+    values = torch.randn(3, 33, 20, generator=torch.Generator().manual_seed(0))
+    source = case.arrange(values).to(device)
+    reading = Reading(case.layout(), 0, 2)
+    count = torch.full((3,), 33.0, device=device)
+    first = kernels.measure_forward(source, None, None, count, reading, False)
+    second = kernels.measure_forward(source, None, None, count, reading, False)
+    for one, other in zip(first[1:], second[1:], strict=True):
+        assert one is not None
+        assert other is not None
+        assert torch.equal(one, other)
+
+
+LARGE = [
+    Case(3, tokens, features, memory, dtype, norm, masked=masked, copy=masked)
+    for tokens in (17, 1023)
+    for features in (255, 256, 768, 1536)
+    for memory, dtype, norm, masked in (
+        ("rows", torch.float32, 2, False),
+        ("planes", torch.float32, 1, True),
+        ("rows", torch.bfloat16, 1, True),
+        ("planes", torch.bfloat16, 2, False),
+    )
+]
+
+
+@on_gpu
+@pytest.mark.parametrize("case", LARGE, ids=str)
+def test_large_shapes(case: Case, device: torch.device) -> None:
+    check(case, device)
+
+
+@on_gpu
+@pytest.mark.parametrize("memory", ["rows", "planes", "channels_last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_layers_of_networks(memory: str, dtype: torch.dtype, device: torch.device) -> None:
+    check(Case(64, 3136, 256, memory, dtype, copy=True), device)
+    check(Case(128, 1024, 64, memory, dtype), device)
+    check(Case(16, 196, 1024, memory, dtype), device)
+    check(Case(16, 49, 2048, memory, dtype, norm=1), device)
+    check(Case(300, 7, 5000, memory, dtype), device)
