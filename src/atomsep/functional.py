@@ -137,6 +137,8 @@ def form_atoms(
     count = count_tokens(latent, mask)
     with torch.autocast(latent.device.type, enabled=False):
         wide = widen(latent)
+        if mask is not None:  # before the maps: 0 · NaN would reach the gradient of their weights
+            wide = wide.masked_fill(~mask.unsqueeze(-1), 0)
         scores, positions = apply_maps(wide, charge, position)
         if mask is not None:
             scores = scores.masked_fill(~mask, 0)
@@ -239,10 +241,12 @@ def equilibrium_distance(atoms: AtomStatistics) -> Tensor:
     alike = protons.unsqueeze(1) * protons + electrons.unsqueeze(1) * electrons
     opposite = protons.unsqueeze(1) * electrons + electrons.unsqueeze(1) * protons
     mean_radius = (atoms.radius.unsqueeze(1) + atoms.radius) / 2
-    attracts = opposite > alike
-    # r̃ / (sqrt(k) - 1) with both sides times sqrt(c), so that c = 0 needs no case of its own.
-    gap = torch.where(attracts, opposite.sqrt() - alike.sqrt(), torch.ones_like(alike))
-    return torch.where(attracts, mean_radius * alike.sqrt() / gap, torch.inf)
+    net = protons - electrons
+    attraction = -net.unsqueeze(1) * net  # c* - c without cancellation
+    attracts = attraction > 0
+    # r̃ / (sqrt(k) - 1) with both sides times sqrt(c) (sqrt(c*) + sqrt(c))
+    numerator = mean_radius * (alike + (alike * opposite).sqrt())
+    return torch.where(attracts, numerator / attraction.where(attracts, 1), torch.inf)
 
 
 def neutrality(atoms: AtomStatistics, scale: Scale = "mean") -> Tensor:
@@ -252,6 +256,7 @@ def neutrality(atoms: AtomStatistics, scale: Scale = "mean") -> Tensor:
         >>> neutrality(form_atoms(torch.zeros(1, 4, 2)))
         tensor([0.])
     """
+    check_scale(scale)
     return (atoms.charge_sum * scale_unit(atoms.count, scale)).square()
 
 
@@ -262,6 +267,7 @@ def occupancy(atoms: AtomStatistics, scale: Scale = "mean") -> Tensor:
         >>> occupancy(form_atoms(torch.zeros(1, 4, 2))).round(decimals=4)
         tensor([0.4444])
     """
+    check_scale(scale)
     excess = atoms.charge_square - OCCUPANCY_TARGET * atoms.count
     return (excess * scale_unit(atoms.count, scale)).square()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal
 
 import torch
@@ -34,7 +35,7 @@ class AtomLoss(nn.Module):
       + \lambda_2 \frac1M \sum_A \left(\sum_i q_i^2 - \tfrac23 N_A\right)^2$$
 
     over all tokens and all pairs, with every sum over tokens divided by the token count in the
-    default scale. Paper: "Dynamic Latent Separation for Deep Learning", ICML 2024, equation 11.
+    default scale. Paper: "Dynamic Latent Separation for Deep Learning", ICML 2024, equation 15.
 
     Args:
         norm: 1 or 2, the norm of all distances.
@@ -85,12 +86,14 @@ class AtomLoss(nn.Module):
                 raise ValueError(f"{name} must be a weight of at least 0, not {value!r}")
         if pairs not in ("all", "sampled"):
             raise ValueError(f'pairs must be "all" or "sampled", not {pairs!r}')
+        if not (tokens is None or isinstance(tokens, int)):
+            raise TypeError(f"tokens must be None or a whole number, not {tokens!r}")
         if tokens is not None and tokens < 1:
             raise ValueError(f"tokens must be None for all of them, or at least 1, not {tokens!r}")
-        for name, mapping in (("charge", charge), ("position", position)):
-            index = isinstance(mapping, int) and not isinstance(mapping, bool)
-            if not (mapping is None or index or callable(mapping)):
-                raise TypeError(f"{name} must be a feature index or a callable, not {mapping!r}")
+        if isinstance(charge, bool) or not (isinstance(charge, int) or callable(charge)):
+            raise TypeError(f"charge must be a feature index or a callable, not {charge!r}")
+        if not (position is None or callable(position)):
+            raise TypeError(f"position must be None or a callable, not {position!r}")
         self.terms = Terms(norm, softening, scale, neutrality, occupancy)
         self.charge = charge
         self.position = position
@@ -148,16 +151,21 @@ class AtomLoss(nn.Module):
             return measure(source, None, mask, count, reading, passing=passing)
         # A learned map keeps its input, so a consumer that writes needs a copy of its own.
         passed = source.clone() if passing == "clone" else source
-        with torch.no_grad():
-            charge = self.importance(tokens, mask)
+        charge = None
         if drawn:
+            with torch.no_grad():
+                charge = self.importance(tokens, mask)
             tokens, mask = self._draw_tokens(tokens, mask)
             count = count_tokens(tokens, mask)
         with torch.autocast(source.device.type, enabled=False):
-            scores, positions = apply_maps(widen(tokens), self.charge, self.position)
+            wide = widen(tokens)
+            if mask is not None:  # 0 · NaN would reach the gradient of the maps' weights
+                wide = wide.masked_fill(~mask.unsqueeze(-1), 0)
+            scores, positions = apply_maps(wide, self.charge, self.position)
         reading = Reading(Layout(), None, self.terms.norm)
         measured = measure(positions, scores, mask, count, reading)
-        return measured._replace(passed=passed, charge=charge)
+        charge = measured.charge.to(source.dtype) if charge is None else charge
+        return Measured(passed, charge, measured.statistics)
 
     def importance(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Token importance of a latent: its charges, `(M, N)`, 0 on padding.
@@ -171,7 +179,7 @@ class AtomLoss(nn.Module):
         else:
             with torch.autocast(tokens.device.type, enabled=False):
                 scores, _ = apply_maps(widen(tokens), self.charge, lambda latent: latent)
-        charge = torch.tanh(scores.float() / 2).to(tokens.dtype)
+        charge = torch.tanh(widen(scores) / 2).to(tokens.dtype)
         return charge if mask is None else charge.masked_fill(~mask, 0)
 
     def extra_repr(self) -> str:
@@ -188,7 +196,9 @@ class AtomLoss(nn.Module):
     def _generator(self, device: torch.device) -> torch.Generator:
         """A generator for one draw, fixed by the seed and the number of draws before it."""
         self.draws += 1
-        return torch.Generator(device).manual_seed((self.seed << 32) + self.draws)
+        # Hashed: the CPU's generator reads only the low 32 bits of its seed.
+        key = hashlib.blake2b(f"{self.seed} {self.draws}".encode(), digest_size=8).digest()
+        return torch.Generator(device).manual_seed(int.from_bytes(key, "little"))
 
     def _draw_pairs(self, samples: int, device: torch.device) -> tuple[Tensor, Tensor]:
         generator = self._generator(device)

@@ -12,7 +12,6 @@ distances are computed again in the backward pass rather than kept:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -164,11 +163,11 @@ def row_blocks(statistics: Statistics, terms: Terms) -> Iterator[_Rows]:
     """Blocks of rows of the matrix of pairs."""
     samples = len(statistics.count)
     unit = scale_unit(statistics.count, terms.scale)
-    scaled = replace(
-        statistics,
-        protons=statistics.protons * unit,
-        electrons=statistics.electrons * unit,
-        charge_sum=statistics.charge_sum * unit,
+    scaled = Statistics(
+        statistics.protons * unit,
+        statistics.electrons * unit,
+        statistics.charge_sum * unit,
+        *statistics.fields()[3:],
     )
     step = max(1, BLOCK // samples)
     for start in range(0, samples, step):

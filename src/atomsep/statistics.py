@@ -116,8 +116,9 @@ def measure(
         What is handed on, the charges and the statistics.
     """
     check_norm(reading.norm)
-    passed, charge, *fields = _Measure.apply(source, scores, mask, count, reading, passing)
-    protons, electrons, charge_sum, charge_square, radius, nucleus = fields
+    charge, *fields = _Measure.apply(source, scores, mask, count, reading, passing)
+    passed = None if passing is None else fields[6]
+    protons, electrons, charge_sum, charge_square, radius, nucleus = fields[:6]
     statistics = Statistics(protons, electrons, charge_sum, charge_square, count, radius, nucleus)
     return Measured(passed, charge, statistics)
 
@@ -153,11 +154,13 @@ class _Measure(torch.autograd.Function):
             passed = source.clone() if copied is None else copied
         else:
             passed = source.detach() if passing == "alias" else None
-        return passed, charge, *fields
+        # No output of None, which torch.compile cannot trace.
+        return (charge, *fields) if passed is None else (charge, *fields, passed)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        grad_passed, _, *grad_fields = grads
+        grad_fields = list(grads[1:7])
+        grad_passed = grads[7] if len(grads) > 7 else None
         rest = (None, None, None, None)
         if all(grad is None for grad in grad_fields):
             return grad_passed, None, *rest
@@ -238,7 +241,16 @@ def _offsets(
 
 def _weighted_sum(weights: Tensor, vectors: Tensor) -> Tensor:
     """Sum of w_i x_i over tokens: `(M, N)`, `(M, N, h)` to `(M, h)`."""
+    if vectors.is_cuda:  # where a matrix product may be rounded to TF32
+        return (weights.unsqueeze(-1) * vectors).sum(1)
     return torch.bmm(weights.unsqueeze(1), vectors).squeeze(1)
+
+
+def _dot(vectors: Tensor, v: Tensor) -> Tensor:
+    """x_i·v of every token: `(M, N, h)`, `(M, h)` to `(M, N)`."""
+    if vectors.is_cuda:
+        return (vectors * v.unsqueeze(1)).sum(-1)
+    return torch.bmm(v.unsqueeze(1), vectors.transpose(1, 2)).squeeze(1)
 
 
 def forward_slabs(
@@ -312,7 +324,7 @@ def backward_slabs(
         mean_direction = _weighted_sum(pull, direction) * share
         v = _with(grad_nucleus[some], feature) - g_radius * mean_direction
 
-        along = torch.bmm(v.unsqueeze(1), slab.tokens.transpose(1, 2)).squeeze(1)
+        along = _dot(slab.tokens, v)
         q = slab.charge
         of_electron = share * along - g_electrons - g_radius * share * spread
         grad_charge = g_sum + 2 * q * g_square
@@ -354,8 +366,12 @@ def _differentiable_backward(
         *(atoms.protons, atoms.electrons, atoms.charge_sum, atoms.charge_square),
         *(atoms.radius, atoms.nucleus),
     )
-    pairs = [(f, g) for f, g in zip(fields, grad_fields, strict=True) if g is not None]
-    inputs = [source if source.requires_grad else None, scores]
+    pairs = [
+        (f, g)
+        for f, g in zip(fields, grad_fields, strict=True)
+        if g is not None and f.requires_grad
+    ]
+    inputs = [t if t is not None and t.requires_grad else None for t in (source, scores)]
     grads = iter(
         torch.autograd.grad(
             [field for field, _ in pairs],

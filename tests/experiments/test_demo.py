@@ -46,7 +46,10 @@ def test_demo_writes_figures_and_results(
         assert words in printed
 
 
-def test_one_seed_has_no_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_seed_has_no_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "write_figures", lambda *_: [])
     assert demo.main(["--out", str(tmp_path), "--seeds", "1", *TOY]) == 0
     assert "confidence interval" not in capsys.readouterr().out
     assert json.loads((tmp_path / "results.json").read_text())["difference"]["p_value"] is None
@@ -86,6 +89,7 @@ def test_an_interrupted_run_goes_on_and_equals_an_unbroken_one(
         assert (whole / name).read_bytes() == (broken / name).read_bytes(), name
 
     trained.clear()
+    monkeypatch.setattr(demo, "write_figures", lambda *_: [])
     assert demo.main([*command, str(broken), "--fresh"]) == 0
     assert trained == [0, 0, 1, 1]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,21 +14,31 @@ if not torch.cuda.is_available():
 from atomsep import kernels
 from atomsep.kernels import blocks
 
-pytest.importorskip("triton")
+if not kernels._FOUND:
+    collect_ignore_glob = ["test_*.py"]
 
 SMALL = {
-    "FORWARD_TILE": 64,
-    "FORWARD_WIDEST_ROWS": 16,
-    "FORWARD_WIDEST_PLANES": 8,
-    "FORWARD_TOKENS": 8,
-    "LONE_BYTES": 128,
+    "FORWARD_TILE": 256,
+    "FORWARD_WIDEST_ROWS": 32,
+    "FORWARD_WIDEST_PLANES": 32,
+    "FORWARD_TOKENS": 16,
+    "LONE_BYTES": 64,
     "LEAD_PROGRAMS": 3,
-    "BACKWARD_TILE": 64,
-    "BACKWARD_WIDEST": 16,
-    "BACKWARD_CHUNK": 8,
-    "BACKWARD_TOKENS": 8,
+    "BACKWARD_TILE": 256,
+    "BACKWARD_WIDEST": 32,
+    "BACKWARD_CHUNK": 32,
+    "BACKWARD_TOKENS": 16,
+    "MOST_TOKENS": 8,
 }
 """Sizes at which small latents take every path that large ones take: many tiles, chunks, waits."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Older interpreters use what newer versions of NumPy deprecate."""
+    scalars = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(scalars)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import NamedTuple
+from zlib import crc32
 
 import pytest
 import torch
@@ -77,7 +78,7 @@ def relative(value: Tensor, expected: Tensor, scale: Tensor | None = None) -> fl
 def check(case: Case, device: torch.device) -> None:
     """Forward and backward of one case."""
     layout = case.layout()
-    generator = torch.Generator().manual_seed(hash(str(case)) % 2**31)
+    generator = torch.Generator().manual_seed(crc32(str(case).encode()))
 
     def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.randn(*shape, generator=generator).to(dtype)
@@ -216,7 +217,7 @@ def test_odd_shapes(case: Case, device: torch.device) -> None:
     check(case, device)
 
 
-@pytest.mark.parametrize("case", odd_cases(), ids=str)
+@pytest.mark.parametrize("case", [case for case in odd_cases() if case.tokens > 3], ids=str)
 @pytest.mark.usefixtures("small_blocks")
 def test_odd_shapes_in_many_tiles(case: Case, device: torch.device) -> None:
     check(case, device)
@@ -228,7 +229,7 @@ def test_odd_shapes_in_many_tiles(case: Case, device: torch.device) -> None:
 def test_strides_and_skipped_tokens(memory: str, norm: int, device: torch.device) -> None:
     check(Case(3, 19, 12, memory, norm=norm, skip=2, copy=True), device)
     check(Case(2, 18, 20, memory, norm=norm, masked=True, passed=None, skip=1), device)
-    check(Case(2, 16, 16, memory, torch.bfloat16, norm, feature=None, passed="other"), device)
+    check(Case(2, 16, 48, memory, torch.bfloat16, norm, feature=None, passed="other"), device)
 
 
 @pytest.mark.parametrize("memory", ["rows", "planes"])
@@ -239,11 +240,14 @@ def test_masks_and_separate_scores(
     memory: str, masked: bool, feature: int | None, device: torch.device
 ) -> None:
     check(Case(4, 21, 8, memory, feature=feature, masked=masked, copy=True), device)
-    check(Case(2, 21, 30, memory, torch.float16, 1, feature, masked, skip=1), device)
+    check(Case(2, 21, 40, memory, torch.float16, 1, feature, masked, skip=1), device)
 
 
 @pytest.mark.parametrize("memory", ["rows", "planes"])
 @pytest.mark.usefixtures("small_blocks")
+@pytest.mark.filterwarnings(
+    "ignore:invalid value:RuntimeWarning"
+)  # in the score's column, which is dropped
 def test_charges_at_their_limits(memory: str, device: torch.device) -> None:
     """No electron, nothing else, infinite scores, and tokens that sit on the nucleus."""
     case = Case(4, 9, 5, memory)
@@ -299,8 +303,8 @@ def test_missing_gradients_count_as_zero(device: torch.device) -> None:
 @pytest.mark.parametrize("memory", ["rows", "planes"])
 @pytest.mark.usefixtures("small_blocks")
 def test_the_same_bits_every_time(memory: str, device: torch.device) -> None:
-    case = Case(3, 33, 20, memory)
-    values = torch.randn(3, 33, 20, generator=torch.Generator().manual_seed(0))
+    case = Case(3, 33, 40, memory)
+    values = torch.randn(3, 33, 40, generator=torch.Generator().manual_seed(0))
     source = case.arrange(values).to(device)
     reading = Reading(case.layout(), 0, 2)
     count = torch.full((3,), 33.0, device=device)
@@ -335,8 +339,9 @@ def test_large_shapes(case: Case, device: torch.device) -> None:
 @pytest.mark.parametrize("memory", ["rows", "planes", "channels_last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_layers_of_networks(memory: str, dtype: torch.dtype, device: torch.device) -> None:
-    check(Case(64, 3136, 256, memory, dtype, copy=True), device)
-    check(Case(128, 1024, 64, memory, dtype), device)
+    check(Case(24, 3136, 256, memory, dtype, copy=True), device)
+    check(Case(64, 1024, 64, memory, dtype), device)
     check(Case(16, 196, 1024, memory, dtype), device)
     check(Case(16, 49, 2048, memory, dtype, norm=1), device)
-    check(Case(300, 7, 5000, memory, dtype), device)
+    check(Case(300, 7, 50, memory, dtype), device)
+    check(Case(3, 70, 5000, memory, dtype), device)

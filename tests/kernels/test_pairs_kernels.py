@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 import pytest
 import torch
-from torch import Tensor
 
 from atomsep import kernels, use_kernels
 from atomsep.kernels import blocks, pairs
@@ -16,6 +17,9 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="large sizes need a GPU")
 
 
+NAMES = [field.name for field in fields(Statistics)]
+
+
 def draw(samples: int, width: int, seed: int = 0) -> Statistics:
     """Statistics in float64 that keep their values in float32."""
     generator = torch.Generator().manual_seed(seed)
@@ -24,19 +28,18 @@ def draw(samples: int, width: int, seed: int = 0) -> Statistics:
     square = torch.rand(samples, generator=generator) * count
     radius = torch.rand(samples, generator=generator)
     nucleus = torch.randn(samples, width, generator=generator)
-    fields = protons, electrons, protons - electrons, square, count, radius, nucleus
-    return Statistics(*(field.double() for field in fields))
+    drawn = protons, electrons, protons - electrons, square, count, radius, nucleus
+    return Statistics(*(field.double() for field in drawn))
 
 
 def check(statistics: Statistics, terms: Terms, device: torch.device) -> None:
-    leaves = Statistics(*(field.clone().requires_grad_() for field in statistics))
+    leaves = Statistics(*(field.clone().requires_grad_() for field in statistics.fields()))
     with use_kernels("torch"):
         expected = total_loss(leaves, terms)
-    names = [name for name in Statistics._fields if name != "count"]
-    wanted = [getattr(leaves, name) for name in names]
+    wanted = [getattr(leaves, name) for name in NAMES if name != "count"]
     gradients = torch.autograd.grad(expected, wanted, torch.tensor(0.7).double())
 
-    narrow = Statistics(*(field.float().to(device) for field in statistics))
+    narrow = Statistics(*(field.float().to(device) for field in statistics.fields()))
     assert kernels.supports_pairs(narrow)
     alone, none = kernels.pairs_forward(narrow, terms, False)
     loss, shares = kernels.pairs_forward(narrow, terms, True)
@@ -46,10 +49,10 @@ def check(statistics: Statistics, terms: Terms, device: torch.device) -> None:
     torch.testing.assert_close(loss.double().cpu(), expected.detach(), rtol=1e-5, atol=1e-12)
     assert shares is not None
     grad = torch.tensor(0.7, device=device)
-    got = Statistics(*kernels.pairs_backward(shares, grad, len(statistics.count)))  # type: ignore[arg-type]
-    assert got.count is None
-    for name, gradient in zip(names, gradients, strict=True):
-        value: Tensor = getattr(got, name)
+    got = dict(zip(NAMES, kernels.pairs_backward(shares, grad, len(statistics.count)), strict=True))
+    assert got.pop("count") is None
+    for (name, value), gradient in zip(got.items(), gradients, strict=True):
+        assert value is not None
         assert value.shape == gradient.shape
         error = (value.double().cpu() - gradient).norm()
         assert error <= 1e-4 * gradient.norm(), name
@@ -65,14 +68,14 @@ def test_odd_shapes(samples: int, width: int, norm: int, scale: str, device: tor
 
 
 @pytest.mark.parametrize(
-    "sizes", [(4, 8, 4, 2, 1, 1), (8, 4, 2, 3, 1, 1), (16, 4, 8, 1, 2, 1), (2, 2, 1, 5, 1, 1)]
+    "sizes", [(4, 8, 4, 2, 1, 1), (8, 4, 2, 3, 1, 1), (16, 4, 8, 1, 2, 1), (4, 4, 1, 3, 1, 1)]
 )
 def test_shares_of_rows(
     sizes: tuple[int, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any cut of the matrix of pairs gives the same sums."""
     monkeypatch.setattr(pairs, "pair_blocks", lambda *shape: blocks.PairBlocks(*sizes))
-    check(draw(19, 9), Terms(2, 1e-2, "mean", 1.0, 1.0), device)
+    check(draw(13, 9), Terms(2, 1e-2, "mean", 1.0, 1.0), device)
 
 
 @pytest.mark.parametrize("norm", [1, 2])
@@ -81,14 +84,14 @@ def test_coincident_nuclei(norm: int, device: torch.device) -> None:
     nucleus = statistics.nucleus.clone()
     nucleus[1] = nucleus[0]
     nucleus[3] = nucleus[2] + 1e-3
-    check(statistics._replace(nucleus=nucleus), Terms(norm, 1e-2, "mean", 1.0, 1.0), device)  # type: ignore[arg-type]
+    check(replace(statistics, nucleus=nucleus), Terms(norm, 1e-2, "mean", 1.0, 1.0), device)  # type: ignore[arg-type]
 
 
 def test_far_from_the_origin_close_to_each_other(device: torch.device) -> None:
     """Where a² + b² - 2ab would leave no digit."""
     statistics = draw(5, 3)
     nucleus = (1000 + 0.01 * statistics.nucleus).float().double()
-    check(statistics._replace(nucleus=nucleus), Terms(2, 1e-3, "mean", 1.0, 1.0), device)
+    check(replace(statistics, nucleus=nucleus), Terms(2, 1e-3, "mean", 1.0, 1.0), device)
 
 
 def test_without_softening(device: torch.device) -> None:

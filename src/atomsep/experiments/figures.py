@@ -82,9 +82,8 @@ def accuracy_by_method(results: Sequence[SeedResult], bayes: float) -> Figure:
     axes.axhline(100 * bayes, color=INK, lw=1, ls=(0, (5, 3)))
     axes.annotate(
         f"best possible: {100 * bayes:.1f} %",
-        *((1.5, 100 * bayes), (0, 4)),
+        *((0.45, 100 * bayes), (0, 4)),
         textcoords="offset points",
-        ha="center",
         fontsize=9,
     )
     axes.set_xticks([1, 2], METHODS)
@@ -111,7 +110,7 @@ def latent_space(result: SeedResult, setting: Setting, shown: int = 1500) -> Fig
             mean = model.hidden(values).unflatten(1, (SUB_UNITS, -1)).mean(1)
             plane = principal_plane(mean, labels)
         for name, chosen in (("A", labels), ("B", ~labels)):
-            points = plane[chosen].T
+            points = plane[chosen].T.numpy()
             axes.scatter(
                 *points, s=7, color=CLASSES[name], alpha=0.45, lw=0, label=f"most sub-units {name}"
             )
@@ -149,7 +148,9 @@ def charge_by_value(results: Sequence[SeedResult], setting: Setting) -> Figure:
             model(values.unsqueeze(1).expand(-1, SUB_UNITS))
             charge = attachment.importance[:, 0]
         label = f"{method}, {len(results)} seeds" if index == 0 else None
-        axes.plot(values, charge, color=COLOURS[method], lw=1.6, alpha=0.75, label=label)
+        axes.plot(
+            values.numpy(), charge.numpy(), color=COLOURS[method], lw=1.6, alpha=0.75, label=label
+        )
     axes.axhline(0, color=INK, lw=0.6)
     axes.set(xlim=(-3, 3), ylim=(-1.08, 1.08), xlabel="value x of the sub-unit", ylabel="charge q")
     axes.set_yticks([-1, 0, 1], ["−1\nelectron", "0\nneutron", "+1\nproton"])
@@ -165,8 +166,8 @@ def density_behind(axes: Axes, values: Tensor) -> None:
     axes.patch.set_visible(False)
     for name, centre in (("A", MEAN), ("B", -MEAN)):
         density = (-((values - centre) ** 2) / (2 * DEVIATION**2)).exp()
-        behind.fill_between(values, density, color=CLASSES[name], alpha=0.16, lw=0)
-        behind.text(centre, 0.06, name, color=CLASSES[name], ha="center", weight="bold", size=13)
+        behind.fill_between(values.numpy(), density.numpy(), color=CLASSES[name], alpha=0.16, lw=0)
+        behind.text(centre, 1.04, name, color=CLASSES[name], ha="center", weight="bold", size=13)
     behind.set_ylim(0, 2.4)
     behind.set_axis_off()
 
@@ -179,12 +180,14 @@ def energy_by_distance() -> Figure:
     for k, colour in SIMILARITIES.items():
         pairs, unit = pair_at(k, distances)
         energy = pair_energy(pairs, softening=0, scale="sum")[0, 1:] / unit
-        axes.plot(distances, energy, color=colour, lw=2, label=f"k = {k:g}")
+        axes.plot(distances.numpy(), energy.numpy(), color=colour, lw=2, label=f"k = {k:g}")
         best = equilibrium_distance(pairs)[0, 1:2]
         if best.isfinite():
             pairs, unit = pair_at(k, best)
             lowest = pair_energy(pairs, softening=0, scale="sum")[0, 1] / unit
-            axes.plot(best, lowest, "o", ms=7, color=colour, mec="white", zorder=4)
+            axes.plot(
+                [float(best)], [float(lowest)], "o", ms=7, color=colour, mec="white", zorder=4
+            )
     axes.plot([], [], "o", ms=7, color=INK, label="d*, least energy")
     axes.axhline(0, color=INK, lw=0.6)
     axes.set_xscale("log")

@@ -32,7 +32,7 @@ NEIGHBOURS: dict[str, dict[str, object]] = {
 }
 """Settings around the demo's, by what they change."""
 
-NEIGHBOUR_WEIGHTS = (0.5, 2.5)
+NEIGHBOUR_WEIGHTS = (0.5, 2.5, 12.5)
 
 Evaluate = Callable[[Setting, str], list[float]]
 
@@ -92,7 +92,7 @@ def neighbours(base: Setting, console: Console) -> None:
             setting = replace(base, **changes)  # type: ignore[arg-type]
             plain = evaluate(setting, baseline)
             cells = [
-                " ".join(against(plain, evaluate(replace(setting, weight=weight), with_atoms)))
+                against(plain, evaluate(replace(setting, weight=weight), with_atoms))[1]
                 for weight in NEIGHBOUR_WEIGHTS
             ]
             table.add_row(name, spread(plain), *cells)

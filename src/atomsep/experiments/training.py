@@ -41,7 +41,7 @@ class Setting:
         activation: of the hidden layer, "sigmoid" or "relu".
     """
 
-    weight: float = 2.5
+    weight: float = 12.5
     learning_rate: float = 0.3
     epochs: int = 20
     batch: int = 64

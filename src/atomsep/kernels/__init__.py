@@ -17,6 +17,7 @@ bits.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 from typing import TYPE_CHECKING
@@ -36,13 +37,28 @@ if TYPE_CHECKING:
 FIELDS = 5
 """Per-sample fields: protons, electrons, charge sum, charge square, radius."""
 
-_FOUND = importlib.util.find_spec("triton") is not None
+OLDEST_TRITON = (3, 4)
+"""Earlier compilers refuse some of the kernels, or interpret them wrongly."""
+
+
+def _find() -> bool:
+    """Whether a Triton that is new enough is installed, without importing it."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:  # nightly builds go by other names
+        return True
+    return tuple(int(part) for part in version.split(".")[:2]) >= OLDEST_TRITON
+
+
+_FOUND = _find()
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def available() -> bool:
-    """Whether kernels can run: Triton is installed, and there is a GPU or its interpreter is on.
+    """Whether kernels can run: Triton 3.4 or newer, and a GPU or Triton's interpreter.
 
     The interpreter (`TRITON_INTERPRET=1`, set before Triton is imported) is for tests.
     """

@@ -103,7 +103,7 @@ def measure_backward(
             *_strides(written, tokens), *_strides(arriving, tokens), tiles, blocks.steps,
             NORM=norm, ROWS=shape.rows, ALIGN=shape.align, WHOLE=blocks.features >= features,
             TOKENS=blocks.tokens, FEATURES=blocks.features, KEPT=blocks.kept,
-            num_warps=blocks.warps,
+            num_warps=blocks.warps, enable_fp_fusion=True,
         )  # fmt: skip
     return grad_source, grad_scores
 

@@ -1,20 +1,24 @@
 """Atoms: charges, sums, nucleus, radius and mean direction in one launch.
 
-Two looks at every token. The first sums charges and mass-weighted positions into the nucleus; the
-second, at electrons alone where tokens are rows, sums
+After the scores have been read for the charges, two looks at the tokens (`looks.py`). The first
+sums mass-weighted positions into the nucleus; the second, at electrons alone where tokens are
+rows, sums
 
     r = (1/N) sum g |p - mu|        s = (1/N) sum g u        (g = max(-q, 0))
 
-Bytes: the latent once from device memory, once more from the cache; N charges and h + 5 numbers
-a sample out; the copy, where one is due, is written by the first look. Bound by device memory.
+Bytes: the latent once from device memory and again from the cache; N charges and 2h + 5 numbers a
+sample out; the copy, where one is due, is written by the first look. Scratch memory is 4 bytes a
+token for its charge, 4 more for the list of electrons where tokens are rows, and h + 8 float32 a
+tile. Bound by device memory, with the arithmetic of the second look not far below.
 
 A sample is cut into tiles of tokens. A program leaves the sums of its tile in scratch memory, and
 the last of a sample's programs to arrive adds them up, always in the same order: no sum depends
 on who comes last. The second look at a tile comes `lag` programs after its first, taken by a
 program that has done its own first look before. Programs draw tickets, so all that a program waits
-for was begun before it: it cannot wait for ever, however few programs run at a time. With
-`lag` near the number that do run, the nucleus is ready when it is asked for, and the tile is still
-in the cache. A small sample is one tile: its program does both looks and waits for none.
+for was begun before it, and nothing waits before it has done its first look: no program waits for
+ever, however few run at a time. By the time a program has done its first look, those before it
+have done theirs too, so that a `lag` of a few samples finds the nucleus ready and the tile still
+in the cache. A small sample is one tile: its program does everything and waits for none.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -103,7 +107,7 @@ def measure_forward(
             shape.sample, shape.wide, lag, tiles, blocks.steps,
             NORM=norm, ROWS=shape.rows, ALIGN=shape.align, WHOLE=blocks.features >= features,
             SINGLE=tiles == 1, TOKENS=blocks.tokens, FEATURES=blocks.features, KEPT=blocks.kept,
-            LINE=blocks.line, STAGES=blocks.stages, num_warps=blocks.warps,
+            LINE=blocks.line, STAGES=blocks.stages, num_warps=blocks.warps, enable_fp_fusion=True,
         )  # fmt: skip
     return copied, charge, fields, nucleus, mean_direction
 

@@ -110,7 +110,7 @@ def sum_features(
         token = first + step
         q = tl.load(charges + token, mask=step < many, other=2.0)
         read = step < many
-        if ROWS and copy_at is None and mask is not None:
+        if (ROWS and copy_at is None) and mask is not None:
             read = q < 2
         here = places(sample_at, token, column, stride_token, stride_feature)
         block = tl.load(here, mask=read[:, None] & inside, other=0.0)

@@ -68,6 +68,7 @@ def pairs_forward(
             terms.neutrality / samples, terms.occupancy / samples, OCCUPANCY_TARGET,
             NORM=terms.norm, MEAN=terms.scale == "mean", OWN=blocks.own, OTHERS=blocks.others,
             CHUNK=blocks.chunk, STAGES=blocks.stages, num_warps=blocks.warps,
+            enable_fp_fusion=True,
         )  # fmt: skip
     return losses.sum() if len(losses) > 1 else losses.reshape(()), shares
 
@@ -87,7 +88,9 @@ def pairs_backward(shares: Tensor, grad: Tensor) -> Tensor:
     total = torch.empty(size, dtype=torch.float32, device=shares.device)
     block = 1024
     with torch.cuda.device_of(shares):
-        scale_kernel[(ceil_div(size, block),)](shares, grad, total, size, splits, BLOCK=block)
+        scale_kernel[(ceil_div(size, block),)](
+            shares, grad, total, size, splits, BLOCK=block, enable_fp_fusion=True
+        )
     return total
 
 

@@ -140,7 +140,8 @@ def spread_of(length, NORM: tl.constexpr):
 def pull_of(lightness, length, NORM: tl.constexpr):
     """max(-q, 0), divided by |p - mu| for norm 2: what `directions` are weighted with."""
     if NORM == 2:
-        return tl.where(length > 0, lightness * tl.rsqrt(length), 0.0)
+        somewhere = length > 0  # not on the nucleus itself, whose direction is none
+        return tl.where(somewhere, lightness * tl.rsqrt(tl.where(somewhere, length, 1.0)), 0.0)
     return lightness
 
 
