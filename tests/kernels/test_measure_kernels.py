@@ -223,6 +223,13 @@ def test_odd_shapes_in_many_tiles(case: Case, device: torch.device) -> None:
     check(case, device)
 
 
+@pytest.mark.parametrize("memory", ["rows", "planes"])
+def test_many_tokens_of_few_features(memory: str, device: torch.device) -> None:
+    """Charges and the list of electrons take more than one step."""
+    check(Case(2, 150, 3, memory), device)
+    check(Case(2, 150, 3, memory, torch.bfloat16, 1, masked=True), device)
+
+
 @pytest.mark.parametrize("norm", [1, 2])
 @pytest.mark.parametrize("memory", ["sliced", "length_first", "channels_last", "image"])
 @pytest.mark.usefixtures("small_blocks")

@@ -1,4 +1,21 @@
-"""The demo, `python -m atomsep.experiments.demo`: the paper's Gaussian mixtures, end to end."""
+"""The demo: the paper's Gaussian mixtures, with and without atom modeling.
+
+`python -m atomsep.experiments.demo` trains a small classifier (see `mixtures`) with cross-entropy
+alone and with atom modeling attached to its hidden layer, before the sigmoid, over ten paired
+seeds: plain SGD of learning rate 0.3, 20 epochs of 2,000 samples in batches of 64. The weight of
+12.5, which is 0.5 in the paper's sums, was chosen on other seeds (see `search`). It prints
+
+    cross-entropy              94.43 ± 0.43
+    atom modeling              95.30 ± 0.55
+    best possible (Bayes)      95.96
+    paired difference          +0.86
+    95 % confidence interval   +0.68 to +1.05
+    p value (paired t test)    2.2e-06
+
+The learning rate is part of the setting and was not tuned. Cross-entropy alone does better with a
+larger one, and the gain shrinks: at learning rate 1 and weight 2.5 these ten seeds gave 95.24 and
+95.43, a difference of +0.19 (p = 0.09). `search` shows where it is gone.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +147,10 @@ def at_least(
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     default = Setting()
-    parser = argparse.ArgumentParser(prog="python -m atomsep.experiments.demo", description=__doc__)
+    description = "Train the paper's Gaussian mixtures with and without atom modeling."
+    parser = argparse.ArgumentParser(
+        prog="python -m atomsep.experiments.demo", description=description
+    )
     count, positive = at_least(int, 1), at_least(float, 0, above=True)
     add = parser.add_argument
     add("--out", type=Path, default=Path("demo"), help="folder for results and figures")
@@ -140,8 +160,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--learning-rate", type=positive, default=default.learning_rate)
     add("--weight", type=at_least(float, 0), default=default.weight, help="of the atom loss")
     add("--fresh", action="store_true", help="forget finished seeds")
-    add("--search", action="store_true", help="choose the weight on validation seeds")
-    add("--neighbours", action="store_true", help="try settings around the demo's on them")
+    add("--search", action="store_true", help="choose the weight on validation seeds, two minutes")
+    add("--neighbours", action="store_true", help="try other settings on them, ten minutes")
     return parser.parse_args(arguments)
 
 

@@ -2,6 +2,30 @@
 
 Everything here runs on validation seeds, none of which the demo reports. The grid of weights is
 the paper's (its sums over five tokens make its weights 25 times smaller than ours of means).
+`--search` of the demo (two minutes) printed, in per cent of the validation samples:
+
+    cross-entropy   94.36 ± 0.37
+    weight 0.125    94.37 ± 0.41   +0.01 (p = 0.8)
+    weight 0.25     94.49 ± 0.39   +0.13 (p = 0.004)
+    weight 0.5      94.66 ± 0.37   +0.30 (p = 2e-07)
+    weight 1.25     94.91 ± 0.34   +0.55 (p = 3e-10)
+    weight 2.5      95.11 ± 0.31   +0.75 (p = 4e-11)
+    weight 5        95.02 ± 0.88   +0.66 (p = 0.003)
+    weight 12.5     95.19 ± 0.43   +0.83 (p = 8e-08)     chosen
+
+`--neighbours` (ten minutes) printed the paired difference for three weights:
+
+    setting              cross-entropy   0.5                  2.5                  12.5
+    the demo's           94.36 ± 0.37    +0.30 (p = 2e-07)    +0.75 (p = 4e-11)    +0.83 (p = 8e-08)
+    learning rate 1      95.19 ± 0.60    +0.16 (p = 0.001)    -0.11 (p = 0.8)      -0.59 (p = 0.3)
+    learning rate 3      94.83 ± 1.75    -1.38 (p = 0.1)      -1.16 (p = 0.03)     -2.89 (p = 0.02)
+    60 epochs            95.48 ± 0.13    +0.15 (p = 5e-10)    +0.29 (p = 3e-13)    +0.22 (p = 1e-05)
+    4, decaying to 0     95.88 ± 0.09    -0.15 (p = 0.0002)   -0.13 (p = 6e-05)    -0.17 (p = 8e-05)
+    Adam 0.03            95.70 ± 0.18    +0.03 (p = 0.09)     -0.03 (p = 0.4)      -0.30 (p = 0.002)
+    relu, rate 0.1       91.96 ± 0.59    +0.14 (p = 0.03)     +0.29 (p = 0.4)      -0.85 (p = 0.4)
+
+So on this task atom modeling closes much of the gap to the best possible 95.96 where plain SGD is
+slow to reach it, and none of it where the optimiser gets there alone: the gain is one of speed.
 """
 
 from __future__ import annotations
