@@ -189,12 +189,9 @@ def training_steps(only: str) -> None:
 
 
 def statistics_of(samples: int, width: int) -> Statistics:
-    tokens = torch.full((samples,), 100.0, device="cuda")
-    protons, electrons, radius = torch.rand(3, samples, device="cuda").mul(30).unbind()
-    fields = (protons, electrons, protons - electrons, protons + electrons, tokens, radius)
-    nucleus = torch.randn(samples, width, device="cuda")
-    made = [field.detach().requires_grad_(field is not tokens) for field in (*fields, nucleus)]
-    return Statistics(*made)
+    table = torch.rand(samples, 5 + width, device="cuda") * 30
+    table[:, 2] = table[:, 0] - table[:, 1]
+    return Statistics(table.requires_grad_(), torch.full((samples,), 100.0, device="cuda"))
 
 
 def pairs_alone() -> None:
@@ -207,8 +204,7 @@ def pairs_alone() -> None:
         data = statistics_of(samples, width)
 
         def run(data: Statistics = data) -> None:
-            for field in data.fields():
-                field.grad = None
+            data.table.grad = None
             total_loss(data, terms).backward()
 
         with use_kernels("triton"):

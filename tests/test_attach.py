@@ -380,6 +380,18 @@ def test_a_rectified_layer_is_noticed_once() -> None:
             attachment.loss()
 
 
+def test_a_positive_layer_is_noticed_after_the_first_steps() -> None:
+    """Positive scores may be chance at the start: only eight looks without a negative one tell."""
+    model, x = nn.Sequential(nn.Linear(3, 8), nn.Sigmoid()), batch()
+    attachment = atomsep.attach(model, "1", layout="channels_last")
+    for _ in range(7):
+        model(x)
+        attachment.loss()
+    model(x)
+    with pytest.warns(AtomWarning, match="'1' gives no negative score"):
+        attachment.loss()
+
+
 def test_a_layer_with_both_signs_is_not_complained_of() -> None:
     model, x = mlp(), batch()
     attachment = atomsep.attach(model, "0")

@@ -25,13 +25,14 @@ def make_statistics(samples: int = 5, seed: int = 0, norm: int = 2) -> Statistic
     latent = make_batch(samples, 6, 4, seed=seed)
     mask = make_mask([6, 3, 1, 5, 4, 2, 6][:samples], 6)
     atoms = F.form_atoms(latent, mask, norm=norm)
-    leaves = {name: getattr(atoms, name).detach().clone().requires_grad_() for name in NAMES}
-    return Statistics(count=atoms.count, **leaves)
+    columns = {name: getattr(atoms, name).detach() for name in NAMES}
+    return Statistics(Statistics.pack(**columns).requires_grad_(), atoms.count)
 
 
 def gradients(value: Tensor, statistics: Statistics, **options: bool) -> tuple[Tensor, ...]:
-    leaves = [getattr(statistics, name) for name in NAMES]
-    return torch.autograd.grad(value, leaves, materialize_grads=True, **options)
+    """By column, the nucleus last."""
+    [table] = torch.autograd.grad(value, [statistics.table], **options)
+    return *table[:, :5].unbind(1), table[:, 5:]
 
 
 def close(actual: object, expected: object) -> None:
@@ -83,13 +84,11 @@ def test_gradcheck_twice(norm: int, scale: str, samples: int) -> None:
     statistics = make_statistics(samples, norm=norm)
     terms = Terms(norm, 0.1, scale, 0.7, 1.3)
 
-    def loss(*leaves: Tensor) -> Tensor:
-        *fields, radius, nucleus = leaves
-        return total_loss(Statistics(*fields, statistics.count, radius, nucleus), terms)
+    def loss(table: Tensor) -> Tensor:
+        return total_loss(Statistics(table, statistics.count), terms)
 
-    leaves = tuple(getattr(statistics, name) for name in NAMES)
-    assert torch.autograd.gradcheck(loss, leaves)
-    assert torch.autograd.gradgradcheck(loss, leaves)
+    assert torch.autograd.gradcheck(loss, statistics.table)
+    assert torch.autograd.gradgradcheck(loss, statistics.table)
 
 
 def test_gradient_is_linear_in_what_arrives() -> None:

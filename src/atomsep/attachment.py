@@ -363,7 +363,7 @@ class LayerTap:
             )
         loss = self.attachment.criterion.from_statistics(statistics)
         if not torch.compiler.is_compiling() and self.charge is not None:
-            self.watch.look(loss, statistics, self.charge.numel())
+            self.watch.look(loss.detach(), statistics.detach(), self.charge)
         return loss
 
     def _why_nothing(self) -> str:

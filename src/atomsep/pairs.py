@@ -56,7 +56,7 @@ def total_loss(
     """
     with torch.autocast(statistics.nucleus.device.type, enabled=False):
         if pairs is None:
-            loss: Tensor = _AllPairs.apply(*statistics.fields(), terms)
+            loss: Tensor = _AllPairs.apply(statistics.table, statistics.count, terms)
             return loss
         energy = listed_energy(statistics, *pairs, terms)
         mean = energy.mean() if len(energy) else 0 * statistics.nucleus.sum()
@@ -106,33 +106,31 @@ def _mean_over_pairs(blocks: Iterator[Tensor]) -> Tensor:
 
 class _AllPairs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        *fields, terms = inputs
-        ctx.save_for_backward(*fields)
-        ctx.terms = terms
-        statistics = Statistics(*fields)
-        if for_pairs(statistics):
-            loss, _ = kernels.pairs_forward(statistics, terms, gradient=False)
-            return loss
-        return mean_energy(statistics, terms) + constraints(statistics, terms)
+    def forward(ctx: Any, table: Tensor, count: Tensor, terms: Terms) -> Tensor:
+        ctx.terms, ctx.slopes = terms, None
+        if for_pairs(table):
+            wanted = ctx.needs_input_grad[0]
+            loss, ctx.slopes = kernels.pairs_forward(table, count, terms, gradient=wanted)
+        else:
+            statistics = Statistics(table, count)
+            loss = mean_energy(statistics, terms) + constraints(statistics, terms)
+        ctx.save_for_backward(table, count)
+        return loss
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        statistics, terms = Statistics(*ctx.saved_tensors), ctx.terms
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        [grad] = grads
+        statistics = Statistics(*ctx.saved_tensors)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return *_differentiable_backward(statistics, terms, grad), None
-        if for_pairs(statistics):
-            _, shares = kernels.pairs_forward(statistics, terms, gradient=True)
-            assert shares is not None
-            return *kernels.pairs_backward(shares, grad, len(statistics.count)), None
+            return _differentiable_backward(statistics, ctx.terms, grad), None, None
+        if ctx.slopes is not None:
+            return ctx.slopes * grad, None, None
         with torch.autocast(grad.device.type, enabled=False):
-            return *backward_blocks(statistics, terms, grad), None
+            return backward_blocks(statistics, ctx.terms, grad), None, None
 
 
-def backward_blocks(
-    statistics: Statistics, terms: Terms, grad: Tensor
-) -> tuple[Tensor | None, ...]:
-    """The gradient of every field of the statistics, in their order."""
+def backward_blocks(statistics: Statistics, terms: Terms, grad: Tensor) -> Tensor:
+    """The gradient of the table of statistics."""
     count = statistics.count
     samples = len(count)
     unit = scale_unit(count, terms.scale)
@@ -143,15 +141,14 @@ def backward_blocks(
     pair_weight = 2 * grad / max(1, samples * (samples - 1))
     sample_weight = 2 * grad / samples
     excess = (statistics.charge_square - OCCUPANCY_TARGET * count) * unit
-    return (
-        protons * unit * pair_weight,
-        electrons * unit * pair_weight,
-        net * unit * pair_weight
+    return Statistics.pack(
+        protons=protons * unit * pair_weight,
+        electrons=electrons * unit * pair_weight,
+        charge_sum=net * unit * pair_weight
         + statistics.charge_sum * unit * unit * (terms.neutrality * sample_weight),
-        excess * unit * (terms.occupancy * sample_weight),
-        None,
-        radius * pair_weight,
-        nucleus * pair_weight,
+        charge_square=excess * unit * (terms.occupancy * sample_weight),
+        radius=radius * pair_weight,
+        nucleus=nucleus * pair_weight,
     )
 
 
@@ -162,41 +159,35 @@ BLOCK = 1 << 22
 def row_blocks(statistics: Statistics, terms: Terms) -> Iterator[_Rows]:
     """Blocks of rows of the matrix of pairs."""
     samples = len(statistics.count)
-    unit = scale_unit(statistics.count, terms.scale)
-    scaled = Statistics(
-        statistics.protons * unit,
-        statistics.electrons * unit,
-        statistics.charge_sum * unit,
-        *statistics.fields()[3:],
-    )
     step = max(1, BLOCK // samples)
     for start in range(0, samples, step):
-        yield _Rows(scaled, terms, slice(start, min(start + step, samples)))
+        yield _Rows(statistics, terms, slice(start, min(start + step, samples)))
 
 
 class _Rows:
-    """The pairs of some samples with all others; statistics in the loss's scale."""
+    """The pairs of some samples with all others, charges in the loss's scale."""
 
     def __init__(self, statistics: Statistics, terms: Terms, rows: slice) -> None:
-        self.all, self.norm, self.rows = statistics, terms.norm, rows
-        nucleus, radius = statistics.nucleus, statistics.radius
-        self.raw = nuclear_distance(nucleus[rows], nucleus, terms.norm)
-        index = torch.arange(len(nucleus), device=nucleus.device)
+        self.norm = terms.norm
+        self.nucleus, self.own_nucleus = statistics.nucleus, statistics.nucleus[rows]
+        self.raw = nuclear_distance(self.own_nucleus, self.nucleus, terms.norm)
+        index = torch.arange(len(self.nucleus), device=self.nucleus.device)
         self.same = index[rows].unsqueeze(1) == index
         self.distance = soften(self.raw.masked_fill(self.same, 1), terms.softening)
+        radius = statistics.radius
         self.mean_radius = (radius[rows].unsqueeze(1) + radius) / 2
-        self.net = self._row(statistics.charge_sum) * statistics.charge_sum
+        unit = scale_unit(statistics.count, terms.scale)
+        self.protons, self.electrons = statistics.protons * unit, statistics.electrons * unit
+        self.net = statistics.charge_sum * unit
+        self.product = self.net[rows].unsqueeze(1) * self.net
         self.opposite = (
-            self._row(statistics.protons) * statistics.electrons
-            + self._row(statistics.electrons) * statistics.protons
+            self.protons[rows].unsqueeze(1) * self.electrons
+            + self.electrons[rows].unsqueeze(1) * self.protons
         )
-
-    def _row(self, field: Tensor) -> Tensor:
-        return field[self.rows].unsqueeze(1)
 
     def energy(self) -> Tensor:
         """`(rows, M)`, zero for a sample with itself."""
-        energy = coulomb(self.net, self.opposite, self.mean_radius, self.distance)
+        energy = coulomb(self.product, self.opposite, self.mean_radius, self.distance)
         return energy.masked_fill(self.same, 0)
 
     def gradient(self) -> tuple[Tensor, ...]:
@@ -205,35 +196,31 @@ class _Rows:
         further = 1 / (self.distance + self.mean_radius)
         rho = self.mean_radius * further
         near = rho * inverse
-        slope = -(self.net + self.opposite * rho * (2 - rho)) * inverse * inverse
+        slope = -(self.product + self.opposite * rho * (2 - rho)) * inverse * inverse
         # hypot's own slope d/sqrt(d² + eps²) leads back to the distance of the nuclei
         nucleus = torch.ops.aten._cdist_backward(
             slope * (self.raw * inverse),
-            self.all.nucleus[self.rows].contiguous(),
-            self.all.nucleus.contiguous(),
+            self.own_nucleus.contiguous(),
+            self.nucleus.contiguous(),
             float(self.norm),
             self.raw,
         )
         radius = (self.opposite * further * further).masked_fill(self.same, 0).sum(1) / 2
         return (
-            near @ self.all.electrons,
-            near @ self.all.protons,
-            inverse @ self.all.charge_sum,
+            near @ self.electrons,
+            near @ self.protons,
+            inverse @ self.net,
             radius,
             nucleus,
         )
 
 
-def _differentiable_backward(
-    statistics: Statistics, terms: Terms, grad: Tensor
-) -> tuple[Tensor | None, ...]:
+def _differentiable_backward(statistics: Statistics, terms: Terms, grad: Tensor) -> Tensor:
     """The same gradient by autograd through the plain formulas, to be differentiated again."""
-    device = statistics.nucleus.device
     samples = len(statistics.count)
-    first, second = torch.triu_indices(samples, samples, 1, device=device)
+    first, second = torch.triu_indices(samples, samples, 1, device=statistics.table.device)
     loss = constraints(statistics, terms)
     if len(first):
         loss = loss + listed_energy(statistics, first, second, terms).mean()
-    wanted = [field for field in statistics.fields() if field.requires_grad]
-    grads = iter(torch.autograd.grad(loss, wanted, grad, create_graph=True, materialize_grads=True))
-    return tuple(next(grads) if field.requires_grad else None for field in statistics.fields())
+    [slopes] = torch.autograd.grad(loss, [statistics.table], grad, create_graph=True)
+    return slopes

@@ -28,39 +28,70 @@ from atomsep.functional import Norm, check_norm, form_atoms, widen
 from atomsep.kernels.switch import for_tokens
 from atomsep.layout import Layout
 
+FIELDS = 5
+"""Columns of a table of statistics before the nucleus: P, G, sum q, sum q² and the radius."""
+
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
     """What one sample's tokens come down to; the loss needs nothing else.
 
+    One table, so that one tensor and one gradient travel through the graph.
+
     Attributes:
-        protons: P = sum max(q, 0), `(M,)`.
-        electrons: G = sum max(-q, 0), `(M,)`.
-        charge_sum: sum q, `(M,)`.
-        charge_square: sum q², `(M,)`.
+        table: `(M, 5 + h')`: P, G, sum q, sum q², the radius, then the nucleus.
         count: number of real tokens, `(M,)`.
-        radius: spread of the electrons, `(M,)`.
-        nucleus: weighted mean position, `(M, h')`.
     """
 
-    protons: Tensor
-    electrons: Tensor
-    charge_sum: Tensor
-    charge_square: Tensor
+    table: Tensor
     count: Tensor
-    radius: Tensor
-    nucleus: Tensor
 
-    def fields(self) -> tuple[Tensor, ...]:
-        """All of them, in order."""
-        return (
-            *(self.protons, self.electrons, self.charge_sum, self.charge_square),
-            *(self.count, self.radius, self.nucleus),
-        )
+    @staticmethod
+    def pack(
+        protons: Tensor,
+        electrons: Tensor,
+        charge_sum: Tensor,
+        charge_square: Tensor,
+        radius: Tensor,
+        nucleus: Tensor,
+    ) -> Tensor:
+        """The table of its columns."""
+        fields = torch.stack([protons, electrons, charge_sum, charge_square, radius], dim=1)
+        return torch.cat([fields, nucleus], dim=1)
+
+    @property
+    def protons(self) -> Tensor:
+        """P = sum max(q, 0), `(M,)`."""
+        return self.table[:, 0]
+
+    @property
+    def electrons(self) -> Tensor:
+        """G = sum max(-q, 0), `(M,)`."""
+        return self.table[:, 1]
+
+    @property
+    def charge_sum(self) -> Tensor:
+        """Net charge, sum q, `(M,)`."""
+        return self.table[:, 2]
+
+    @property
+    def charge_square(self) -> Tensor:
+        """Sum of q², `(M,)`."""
+        return self.table[:, 3]
+
+    @property
+    def radius(self) -> Tensor:
+        """Spread of the electrons, `(M,)`."""
+        return self.table[:, 4]
+
+    @property
+    def nucleus(self) -> Tensor:
+        """Weighted mean position, `(M, h')`."""
+        return self.table[:, FIELDS:]
 
     def detach(self) -> Statistics:
         """The same numbers, cut from the graph."""
-        return Statistics(*(field.detach() for field in self.fields()))
+        return Statistics(self.table.detach(), self.count)
 
 
 class Reading(NamedTuple):
@@ -116,11 +147,8 @@ def measure(
         What is handed on, the charges and the statistics.
     """
     check_norm(reading.norm)
-    charge, *fields = _Measure.apply(source, scores, mask, count, reading, passing)
-    passed = None if passing is None else fields[6]
-    protons, electrons, charge_sum, charge_square, radius, nucleus = fields[:6]
-    statistics = Statistics(protons, electrons, charge_sum, charge_square, count, radius, nucleus)
-    return Measured(passed, charge, statistics)
+    charge, table, *handed = _Measure.apply(source, scores, mask, count, reading, passing)
+    return Measured(handed[0] if handed else None, charge, Statistics(table, count))
 
 
 class _Measure(torch.autograd.Function):
@@ -133,58 +161,50 @@ class _Measure(torch.autograd.Function):
         count: Tensor,
         reading: Reading,
         passing: str | None,
-    ) -> tuple[Tensor | None, ...]:
+    ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         copied = ctx.mean_direction = None
         if for_tokens(source, scores, mask, reading):
-            made: Any = kernels.measure_forward(
+            copied, charge, table, ctx.mean_direction = kernels.measure_forward(
                 source, scores, mask, count, reading, copy=passing == "clone"
             )
-            copied, charge, *fields, ctx.mean_direction = made
         else:
             with torch.autocast(source.device.type, enabled=False):
-                charge, *fields = forward_slabs(source, scores, mask, count, reading)
+                charge, table = forward_slabs(source, scores, mask, count, reading)
         # The latent alone is saved: checkpointing runs this again and must find the same tensors,
         # while mask and statistics stay those of the forward that the loss was taken of.
         ctx.save_for_backward(source, scores)
-        ctx.mask, ctx.count, ctx.reading = mask, count, reading
-        ctx.nucleus = fields[-1].detach()
+        ctx.mask, ctx.count, ctx.reading, ctx.table = mask, count, reading, table.detach()
         ctx.mark_non_differentiable(charge)
-        if passing == "clone":
-            passed = source.clone() if copied is None else copied
-        else:
-            passed = source.detach() if passing == "alias" else None
-        # No output of None, which torch.compile cannot trace.
-        return (charge, *fields) if passed is None else (charge, *fields, passed)
+        if passing is None:  # no output of None, which torch.compile cannot trace
+            return charge, table
+        if passing == "alias":
+            return charge, table, source.detach()
+        return charge, table, source.clone() if copied is None else copied
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        grad_fields = list(grads[1:7])
-        grad_passed = grads[7] if len(grads) > 7 else None
+        _, grad_table, *handed = grads
+        grad_passed = handed[0] if handed else None
         rest = (None, None, None, None)
-        if all(grad is None for grad in grad_fields):
+        if grad_table is None:
             return grad_passed, None, *rest
         source, scores = ctx.saved_tensors
-        reading, mask, count, nucleus = ctx.reading, ctx.mask, ctx.count, ctx.nucleus
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            first, second = _differentiable_backward(source, scores, mask, reading, grad_fields)
+            first, second = _differentiable_backward(
+                source, scores, ctx.mask, ctx.reading, grad_table
+            )
             if first is not None and grad_passed is not None:
                 first = first + grad_passed
             return first, second, *rest
+        known = (source, scores, ctx.mask, ctx.count, ctx.table)
         if ctx.mean_direction is not None:
             first, second = kernels.measure_backward(
-                *(source, scores, mask, count, nucleus, ctx.mean_direction, reading),
-                *(grad_passed, grad_fields[:-1], grad_fields[-1]),
+                *known, ctx.mean_direction, ctx.reading, grad_passed, grad_table
             )
             return first, second, *rest
-        per_sample = [
-            torch.zeros_like(count) if grad is None else grad for grad in grad_fields[:-1]
-        ]
-        grad_nucleus = torch.zeros_like(nucleus) if grad_fields[-1] is None else grad_fields[-1]
         with torch.autocast(source.device.type, enabled=False):
-            first, second = backward_slabs(
-                source, scores, mask, count, nucleus, reading, grad_passed, per_sample, grad_nucleus
-            )
+            first, second = backward_slabs(*known, ctx.reading, grad_passed, grad_table)
         return first, second, *rest
 
 
@@ -255,11 +275,11 @@ def _dot(vectors: Tensor, v: Tensor) -> Tensor:
 
 def forward_slabs(
     source: Tensor, scores: Tensor | None, mask: Tensor | None, count: Tensor, reading: Reading
-) -> tuple[Tensor, ...]:
-    """Charge, then protons, electrons, charge sum and square, radius and nucleus."""
+) -> tuple[Tensor, Tensor]:
+    """Charges `(M, N)` and the table of statistics `(M, 5 + h')`."""
     layout, feature, norm = reading
     tokens = layout.tokens(source)
-    parts: list[tuple[Tensor, ...]] = []
+    charges, tables = [], []
     for some in slabs(tokens):
         slab = _read_slab(
             tokens[some],
@@ -270,9 +290,9 @@ def forward_slabs(
         share = 1 / count[some]
         nucleus = _weighted_sum(slab.mass, slab.tokens) * share.unsqueeze(1)
         _, spread = _offsets(slab.tokens, nucleus, feature, norm)
-        parts.append(
-            (
-                slab.charge.to(source.dtype),
+        charges.append(slab.charge.to(source.dtype))
+        tables.append(
+            Statistics.pack(
                 torch.relu(slab.charge).sum(1),
                 slab.lightness.sum(1),
                 slab.charge.sum(1),
@@ -281,7 +301,7 @@ def forward_slabs(
                 _without(nucleus, feature),
             )
         )
-    return tuple(torch.cat(part) for part in zip(*parts, strict=True))
+    return torch.cat(charges), torch.cat(tables)
 
 
 def backward_slabs(
@@ -289,11 +309,10 @@ def backward_slabs(
     scores: Tensor | None,
     mask: Tensor | None,
     count: Tensor,
-    nucleus: Tensor,
+    table: Tensor,
     reading: Reading,
     grad_passed: Tensor | None,
-    per_sample: list[Tensor],
-    grad_nucleus: Tensor,
+    grad_table: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of source and scores: `grad_passed + J^T grad_statistics`, written once."""
     layout, feature, norm = reading
@@ -314,15 +333,14 @@ def backward_slabs(
             None if mask is None else mask[some],
             feature,
         )
-        g_protons, g_electrons, g_sum, g_square, g_radius = (
-            grad[some].unsqueeze(1) for grad in per_sample
-        )
+        g_protons, g_electrons, g_sum, g_square, g_radius = grad_table[some, :FIELDS].split(1, 1)
         share = (1 / count[some]).unsqueeze(1)
-        offset, spread = _offsets(slab.tokens, _with(nucleus[some], feature), feature, norm)
+        nucleus = _with(table[some, FIELDS:], feature)
+        offset, spread = _offsets(slab.tokens, nucleus, feature, norm)
         pull = torch.where(spread == 0, 0, slab.lightness / spread) if norm == 2 else slab.lightness
         direction = offset if norm == 2 else offset.sign_()
         mean_direction = _weighted_sum(pull, direction) * share
-        v = _with(grad_nucleus[some], feature) - g_radius * mean_direction
+        v = _with(grad_table[some, FIELDS:], feature) - g_radius * mean_direction
 
         along = _dot(slab.tokens, v)
         q = slab.charge
@@ -352,7 +370,7 @@ def _differentiable_backward(
     scores: Tensor | None,
     mask: Tensor | None,
     reading: Reading,
-    grad_fields: list[Tensor | None],
+    grad_table: Tensor,
 ) -> tuple[Tensor | None, Tensor | None]:
     """The same gradient by autograd through the plain formulas, to be differentiated again."""
     tokens = reading.layout.tokens(source)
@@ -362,24 +380,14 @@ def _differentiable_backward(
         atoms = form_atoms(
             tokens, mask, norm=reading.norm, charge=lambda _: scores, position=lambda p: p
         )
-    fields = (
+    table = Statistics.pack(
         *(atoms.protons, atoms.electrons, atoms.charge_sum, atoms.charge_square),
         *(atoms.radius, atoms.nucleus),
     )
-    pairs = [
-        (f, g)
-        for f, g in zip(fields, grad_fields, strict=True)
-        if g is not None and f.requires_grad
-    ]
     inputs = [t if t is not None and t.requires_grad else None for t in (source, scores)]
+    wanted = [tensor for tensor in inputs if tensor is not None]
     grads = iter(
-        torch.autograd.grad(
-            [field for field, _ in pairs],
-            [tensor for tensor in inputs if tensor is not None],
-            [grad for _, grad in pairs],
-            create_graph=True,
-            materialize_grads=True,
-        )
+        torch.autograd.grad(table, wanted, grad_table, create_graph=True, materialize_grads=True)
     )
     first, second = (None if tensor is None else next(grads) for tensor in inputs)
     return first, second

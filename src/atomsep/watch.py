@@ -1,9 +1,10 @@
 """Notice a broken or useless setting without slowing the training step.
 
-Two numbers a step are enough: the loss itself (a NaN or an infinity anywhere in a real token makes
-it one) and the sum of all negative charges. They are looked at in the first steps and then every
-32nd. On a GPU they are copied without waiting and read when a later step finds the copy done, so
-the host never stalls.
+Three numbers are enough: the loss itself (a NaN or an infinity anywhere in a real token makes it
+one), the sum of all negative charges, and the share of charges that are exactly 0, which tells a
+rectified layer. They are looked at in the first eight steps and then every 32nd. On a GPU they
+are copied without waiting and read when a later step finds the copy done, so the host never
+stalls.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class AtomWarning(UserWarning):
     """Training goes on, but something is not as it should be."""
 
 
+_FIRST_LOOKS = 8
 _ENOUGH_TOKENS = 16
 
 
@@ -36,38 +38,43 @@ class Watch:
         self.name = name
         self.steps = 0
         self.told: set[str] = set()
-        self.waiting: tuple[Tensor, torch.cuda.Event | None, int] | None = None
+        self.looks = 0
+        self.waiting: tuple[Tensor, torch.cuda.Event | None] | None = None
 
     def __getstate__(self) -> dict[str, object]:
         """Copies start with nothing under way."""
         return {**self.__dict__, "waiting": None}
 
-    def look(self, loss: Tensor, statistics: Statistics, tokens: int) -> None:
+    def look(self, loss: Tensor, statistics: Statistics, charge: Tensor) -> None:
         """Read what an earlier step left, and leave this step's numbers now and then."""
         self._read()
-        due = self.steps < 8 or self.steps % 32 == 0
+        due = self.steps < _FIRST_LOOKS or self.steps % 32 == 0
         self.steps += 1
         if not due or (loss.is_cuda and torch.cuda.is_current_stream_capturing()):
             return
         with torch.no_grad():
-            numbers = torch.stack([loss.detach(), statistics.electrons.detach().sum()])
+            negative, zeros = statistics.electrons.sum(), loss.new_zeros(())
+            if "negative" not in self.told and charge.numel() >= _ENOUGH_TOKENS:
+                zeros = (charge == 0).sum().to(loss.dtype) / charge.numel()
+            numbers = torch.stack([loss, negative, zeros])
             event = None
             if loss.is_cuda:
                 numbers = numbers.to("cpu", non_blocking=True)
                 event = torch.cuda.Event()
                 event.record()
-        self.waiting = (numbers, event, tokens)
+        self.waiting = (numbers, event)
         if loss.device.type == "cpu":
             self._read()
 
     def _read(self) -> None:
         if self.waiting is None:
             return
-        numbers, event, tokens = self.waiting
+        numbers, event = self.waiting
         if event is not None and not event.query():
             return
         self.waiting = None
-        loss, negative = numbers.tolist()
+        self.looks += 1
+        loss, negative, zeros = numbers.tolist()
         if not math.isfinite(loss):
             self.tell(
                 "finite",
@@ -76,7 +83,8 @@ class Watch:
             )
         elif negative > 0:
             self.told.add("negative")  # seen a negative charge: nothing to say
-        elif tokens >= _ENOUGH_TOKENS:
+        elif zeros > 0.1 or self.looks >= _FIRST_LOOKS:
+            # rectified, as the zeros show at once; or positive for some other reason
             self.tell(
                 "negative",
                 f"layer {self.name!r} gives no negative score, so no charge can be negative and "

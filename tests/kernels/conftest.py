@@ -18,19 +18,17 @@ if not kernels._FOUND:
     collect_ignore_glob = ["test_*.py"]
 
 SMALL = {
-    "FORWARD_TILE": 256,
-    "FORWARD_WIDEST_ROWS": 32,
-    "FORWARD_WIDEST_PLANES": 32,
-    "FORWARD_TOKENS": 16,
-    "LONE_BYTES": 64,
-    "LEAD_PROGRAMS": 3,
-    "BACKWARD_TILE": 256,
-    "BACKWARD_WIDEST": 32,
-    "BACKWARD_CHUNK": 32,
-    "BACKWARD_TOKENS": 16,
+    "WAVE": 8,
+    "WARP_TILE": 64,
     "MOST_TOKENS": 8,
+    "WIDEST_ROWS": 32,
+    "WIDEST_PLANES": 32,
+    "CHUNK": 32,
+    "FIRST_FEATURES_ROWS": 32,
+    "FIRST_FEATURES_PLANES": 16,
+    "FIRST_TILES": 3,
 }
-"""Sizes at which small latents take every path that large ones take: many tiles, chunks, waits."""
+"""Sizes at which small latents take every path that large ones take: many tiles and chunks."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from atomsep import AtomLoss, kernels, use_kernels
-from atomsep.functional import count_tokens
 from atomsep.kernels import ops
 from atomsep.layout import Layout
 from atomsep.pairs import Terms
-from atomsep.statistics import Reading, Statistics
+from atomsep.statistics import Reading
 
 
 def tokens(device: torch.device, *shape: int) -> Tensor:
@@ -34,22 +32,19 @@ def test_operators_keep_their_promises(device: torch.device) -> None:
         (image, None, mask[:, 1:], count - 1, "channels_first", 1, -1, 2, True),
     ):
         torch.library.opcheck(ops.measure_forward, arguments, test_utils=checks)
-        of_positions = tokens(device, 3, 5 if arguments[6] is None else 4)
-        per_sample = [count, None, count, None, count]
+        width = 5 if arguments[6] is None else 4
+        table, s = tokens(device, 3, 5 + width), tokens(device, 3, width)
         torch.library.opcheck(
             ops.measure_backward,
             (
-                *(*arguments[:4], of_positions, of_positions, *arguments[4:8]),
-                *(arguments[0], per_sample, of_positions),
+                *(*arguments[:4], table, s, *arguments[4:8]),
+                *(arguments[0], table),
             ),
             test_utils=checks,
         )
-    fields = [count] * 6 + [tokens(device, 3, 4)]
     for gradient in (True, False):
-        arguments = (fields, 2, 1e-2, "mean", 1.0, 1.0, gradient)
+        arguments = (tokens(device, 3, 9), count, 2, 1e-2, "mean", 1.0, 1.0, gradient)
         torch.library.opcheck(ops.pairs_forward, arguments, test_utils=checks)
-    shares = tokens(device, 2, 3 * 9)
-    torch.library.opcheck(ops.pairs_backward, (shares, count[0]), test_utils=checks)
 
 
 def test_compiled_whole(device: torch.device) -> None:
@@ -60,16 +55,11 @@ def test_compiled_whole(device: torch.device) -> None:
     terms = Terms(2, 1e-2, "mean", 1.0, 1.0)
 
     def whole(source: Tensor) -> tuple[Tensor, ...]:
-        copied, charge, *fields, radius, nucleus, s = kernels.measure_forward(
-            source, None, None, count, reading, True
-        )
-        statistics = Statistics(*fields, count, radius, nucleus)  # type: ignore[arg-type]
-        loss, shares = kernels.pairs_forward(statistics, terms, True)
-        assert shares is not None
-        *per_sample, _, g_radius, g_nucleus = kernels.pairs_backward(shares, loss, 3)
+        copied, charge, table, s = kernels.measure_forward(source, None, None, count, reading, True)
+        loss, slopes = kernels.pairs_forward(table, count, terms, True)
+        assert slopes is not None
         grad, _ = kernels.measure_backward(
-            *(source, None, None, count, nucleus, s, reading),  # type: ignore[arg-type]
-            *(copied, [*per_sample, g_radius], g_nucleus),
+            source, None, None, count, table, s, reading, copied, slopes
         )
         return copied, charge, loss, grad  # type: ignore[return-value]
 
@@ -79,7 +69,7 @@ def test_compiled_whole(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("compiling", [False, True])
-@pytest.mark.parametrize("passing", ["alias", "clone"])
+@pytest.mark.parametrize("passing", [None, "alias", "clone"])
 def test_a_loss_end_to_end(compiling: bool, passing: str | None, device: torch.device) -> None:
     """Through the module, with a consumer of the latent beside the loss, against plain float64."""
     latent = tokens(device, 4, 9, 6)
@@ -159,10 +149,8 @@ def test_what_is_supported(device: torch.device) -> None:
     assert not supports(image.transpose(2, 3), planes)  # tokens are no view
     assert not supports(rows.to("meta"))
     assert not kernels.supports(rows, rows[..., 0].double(), None, Reading(Layout(), None, 2))
-    count = count_tokens(rows, None)
-    fields = Statistics(*[count] * 6, rows[:, 0])
-    assert kernels.supports_pairs(fields)
-    assert not kernels.supports_pairs(replace(fields, radius=count.double()))
+    assert kernels.supports_pairs(rows[:, 0])
+    assert not kernels.supports_pairs(rows[:, 0].double())
 
 
 def test_atomsep_works_without_triton() -> None:

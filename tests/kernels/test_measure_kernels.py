@@ -103,31 +103,26 @@ def check(case: Case, device: torch.device) -> None:
 
     moved = source.to(device), _to(scores, device), _to(mask, device), count.to(device)
     assert kernels.supports(*moved[:3], reading)
-    copied, charge, *fields, mean_direction = kernels.measure_forward(*moved, reading, case.copy)
-    expected = forward_slabs(wide, wide_scores, mask, count.double(), reading)
+    copied, charge, table, mean_direction = kernels.measure_forward(*moved, reading, case.copy)
+    expected_charge, expected = forward_slabs(wide, wide_scores, mask, count.double(), reading)
 
     assert (copied is not None) == case.copy
     if copied is not None:
         torch.testing.assert_close(copied, moved[0], rtol=0, atol=0, equal_nan=True)
         assert copied.data_ptr() != moved[0].data_ptr()
-    assert charge is not None
     assert charge.dtype == case.dtype
-    assert relative(charge, expected[0]) < CHARGE[case.dtype]
-    charged = expected[1] + expected[2]
-    for value, other in zip(fields, expected[1:], strict=True):
-        assert value is not None
-        assert value.dtype == torch.float32
-        assert relative(value, other, charged if other.dim() == 1 else None) < VALUE
-    assert mean_direction is not None
-    weights = charge_weights(expected[0], count)
-    s = mean_of_directions(layout.tokens(wide), expected[-1], weights, mask, reading)
+    assert relative(charge, expected_charge) < CHARGE[case.dtype]
+    assert table.dtype == torch.float32
+    charged = expected[:, 0] + expected[:, 1]
+    for column in range(5):
+        assert relative(table[:, column], expected[:, column], charged) < VALUE
+    assert relative(table[:, 5:], expected[:, 5:]) < VALUE
+    weights = charge_weights(expected_charge, count)
+    s = mean_of_directions(layout.tokens(wide), expected[:, 5:], weights, mask, reading)
     assert relative(mean_direction, s, weights.sum(1)) < VALUE
 
-    # Upstream gradients as autograd may send them: expanded, missing, in another memory format.
-    per_sample = [draw(case.samples).to(device) for _ in range(4)] + [
-        draw(1).to(device).expand(case.samples)
-    ]
-    grad_nucleus = draw(*expected[-1].shape).to(device)
+    # Upstream gradients as autograd may send them: in another memory format, or missing.
+    grad_table = draw(*reversed(expected.shape)).T.to(device)
     grad_passed = None
     if case.passed is not None:
         arriving = draw(case.samples, length, case.features, dtype=case.dtype)
@@ -135,13 +130,11 @@ def check(case: Case, device: torch.device) -> None:
         if case.passed == "other":
             grad_passed = grad_passed.transpose(0, -1).contiguous().transpose(0, -1)
     grad_source, grad_scores = kernels.measure_backward(
-        *(*moved, fields[-1], mean_direction, reading, _to(grad_passed, device)),
-        *(per_sample, grad_nucleus),
+        *(*moved, table, mean_direction, reading, _to(grad_passed, device), grad_table)
     )
     expected_source, expected_scores = backward_slabs(
-        *(wide, wide_scores, mask, count.double(), expected[-1], reading),
-        *(None if grad_passed is None else grad_passed.double(),),
-        *([grad.double().cpu() for grad in per_sample], grad_nucleus.double().cpu()),
+        *(wide, wide_scores, mask, count.double(), expected, reading),
+        *(None if grad_passed is None else grad_passed.double(), grad_table.double().cpu()),
     )
     tolerance = GRADIENT[case.dtype]
     assert grad_source.dtype == case.dtype
@@ -266,45 +259,20 @@ def test_charges_at_their_limits(memory: str, device: torch.device) -> None:
     source = case.arrange(values)
     reading = Reading(case.layout(), 0, 2)
     count = torch.full((4,), 9.0)
-    _, charge, *fields, mean_direction = kernels.measure_forward(
+    _, charge, table, mean_direction = kernels.measure_forward(
         source.to(device), None, None, count.to(device), reading, False
     )
     expected = forward_slabs(source.double(), None, None, count.double(), reading)
-    for value, other in zip((charge, *fields), expected, strict=True):
-        assert value is not None
+    for value, other in zip((charge, table), expected, strict=True):
         assert relative(value, other) < VALUE
-        assert torch.equal(value.sign().cpu(), other.sign().float())
-    assert mean_direction is not None
+    assert torch.equal(charge.sign().cpu(), expected[0].sign().float())
     assert not mean_direction[0].any()
     assert not mean_direction[3].any()
-    per_sample = [torch.ones(4, device=device) for _ in range(5)]
     grad, _ = kernels.measure_backward(
-        *(source.to(device), None, None, count.to(device), fields[-1], mean_direction, reading),
-        *(None, per_sample, torch.ones_like(mean_direction)),
+        *(source.to(device), None, None, count.to(device), table, mean_direction, reading),
+        *(None, torch.ones_like(table)),
     )
     assert grad.isfinite().all()
-
-
-def test_missing_gradients_count_as_zero(device: torch.device) -> None:
-    case = Case(2, 5, 4)
-    source = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0)).to(device)
-    reading = Reading(case.layout(), 0, 2)
-    count = torch.full((2,), 5.0, device=device)
-    *_, nucleus, s = kernels.measure_forward(source, None, None, count, reading, False)
-    zeros = [torch.zeros(2, device=device) for _ in range(5)]
-    some = [*zeros[:4], torch.ones(2, device=device)]
-    for missing, present, grad in (
-        ([None] * 5, zeros, torch.randn(2, 3, device=device)),
-        ([None] * 4 + some[4:], some, None),
-    ):
-        got, _ = kernels.measure_backward(
-            source, None, None, count, nucleus, s, reading, None, missing, grad
-        )
-        full = torch.zeros_like(nucleus) if grad is None else grad
-        want, _ = kernels.measure_backward(
-            source, None, None, count, nucleus, s, reading, None, present, full
-        )
-        assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("memory", ["rows", "planes"])

@@ -217,5 +217,5 @@ def pair_at(k: float, distances: Tensor) -> tuple[Statistics, Tensor]:
         major[1:], lesser[1:] = minor, 1
     position = nn.functional.pad(distances, (1, 0)).unsqueeze(1)
     net, square = major - lesser, major**2 + lesser**2
-    pairs = Statistics(major, lesser, net, square, 2 * ones, ones, position)
+    pairs = Statistics(Statistics.pack(major, lesser, net, square, ones, position), 2 * ones)
     return pairs, major[0] * major[1] + lesser[0] * lesser[1]

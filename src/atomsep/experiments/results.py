@@ -20,7 +20,13 @@ import torch
 from scipy import stats
 
 import atomsep
-from atomsep.experiments.mixtures import MixtureClassifier
+from atomsep.experiments.mixtures import (
+    DEVIATION,
+    FEATURES,
+    MEAN,
+    SUB_UNITS,
+    MixtureClassifier,
+)
 from atomsep.experiments.training import METHODS, Setting, Trained, fresh_model
 
 
@@ -96,8 +102,13 @@ def compare(first: Sequence[float], second: Sequence[float]) -> Comparison:
 
 def configuration(setting: Setting) -> dict[str, Any]:
     """What must be equal for a finished seed to be used again."""
-    versions = {"atomsep": atomsep.__version__, "torch": torch.__version__}
-    return {**asdict(setting), "versions": versions}
+    return {
+        **asdict(setting),
+        "loss": str(atomsep.AtomLoss()),
+        "mixture": {"mean": MEAN, "deviation": DEVIATION, "sub_units": SUB_UNITS},
+        "features": FEATURES,
+        "versions": {"atomsep": atomsep.__version__, "torch": torch.__version__},
+    }
 
 
 class UnreadableResultsError(ValueError):

@@ -4,10 +4,9 @@ Each pass is a file, and the plain PyTorch code it must agree with is named ther
 
 | pass | file | launches | plain twin |
 |---|---|---|---|
-| atoms | `forward.py`, `looks.py` | 1, and a memset for large samples | `forward_slabs` |
-| gradient of the latent | `backward.py` | 1 | `backward_slabs` |
-| loss and its gradient | `pairs.py` | 1, and a sum of a few numbers | `_AllPairs` |
-| gradient of the statistics | `pairs.py` | 1 | `backward_blocks` |
+| atoms | `forward.py` | 2 | `statistics.forward_slabs` |
+| gradient of the latent | `backward.py` | 1 | `statistics.backward_slabs` |
+| loss and its gradient | `pairs.py` | 1, and a sum of a few numbers | `pairs.backward_blocks` |
 
 Sizes of blocks are in `blocks.py`, device functions that passes share in `read.py`. Nothing here
 imports Triton before a kernel is called. The kernels synchronise with the host nowhere and can be
@@ -29,13 +28,8 @@ from atomsep.kernels import ops
 from atomsep.kernels.strides import token_strides
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from atomsep.pairs import Terms
-    from atomsep.statistics import Reading, Statistics
-
-FIELDS = 5
-"""Per-sample fields: protons, electrons, charge sum, charge square, radius."""
+    from atomsep.statistics import Reading
 
 OLDEST_TRITON = (3, 4)
 """Earlier compilers refuse some of the kernels, or interpret them wrongly."""
@@ -81,14 +75,10 @@ def supports(source: Tensor, scores: Tensor | None, mask: Tensor | None, reading
     return strides is not None and 1 in strides[1:]
 
 
-def supports_pairs(statistics: Statistics) -> bool:
-    """Whether the kernels can take these statistics: float32, on one device."""
+def supports_pairs(table: Tensor) -> bool:
+    """Whether the kernels can take this table of statistics: float32, where they run."""
     kind = "cpu" if _INTERPRETED else "cuda"
-    device = statistics.nucleus.device
-    return available() and all(
-        field.dtype == torch.float32 and field.device == device and field.device.type == kind
-        for field in statistics.fields()
-    )
+    return available() and table.dtype == torch.float32 and table.device.type == kind
 
 
 def measure_forward(
@@ -98,24 +88,20 @@ def measure_forward(
     count: Tensor,
     reading: Reading,
     copy: bool,
-) -> tuple[Tensor | None, ...]:
-    """A copy or None, then charge, protons, electrons, charge sum and square, radius, nucleus, s.
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """A copy or None, the charges, the table of statistics, and s for the backward pass.
 
-    See `atomsep.kernels.forward.measure_forward`; s is what `measure_backward` needs as
-    `mean_direction`.
+    See `atomsep.kernels.forward.measure_forward`.
     """
     if torch.compiler.is_compiling():
         layout, feature, norm = reading
-        copied, charge, fields, nucleus, mean_direction = ops.measure_forward(
+        copied, charge, table, mean_direction = ops.measure_forward(
             source, scores, mask, count, layout.axes, layout.skip, feature, norm, copy
         )
-        return copied if copy else None, charge, *fields.unbind(0), nucleus, mean_direction
+        return copied if copy else None, charge, table, mean_direction
     from atomsep.kernels import forward
 
-    copied, charge, fields, nucleus, mean_direction = forward.measure_forward(
-        source, scores, mask, count, reading, copy
-    )
-    return copied, charge, *fields.unbind(0), nucleus, mean_direction
+    return forward.measure_forward(source, scores, mask, count, reading, copy)
 
 
 def measure_backward(
@@ -123,49 +109,34 @@ def measure_backward(
     scores: Tensor | None,
     mask: Tensor | None,
     count: Tensor,
-    nucleus: Tensor,
+    table: Tensor,
     mean_direction: Tensor,
     reading: Reading,
     grad_passed: Tensor | None,
-    per_sample: Sequence[Tensor | None],
-    grad_nucleus: Tensor | None,
+    grad_table: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of source and scores; see `atomsep.kernels.backward.measure_backward`."""
     if torch.compiler.is_compiling():
         layout, feature, norm = reading
         first, second = ops.measure_backward(
-            *(source, scores, mask, count, nucleus, mean_direction, layout.axes, layout.skip),
-            *(feature, norm, grad_passed, list(per_sample), grad_nucleus),
+            *(source, scores, mask, count, table, mean_direction, layout.axes, layout.skip),
+            *(feature, norm, grad_passed, grad_table),
         )
         return first, None if scores is None else second
     from atomsep.kernels import backward
 
     return backward.measure_backward(
-        *(source, scores, mask, count, nucleus, mean_direction),
-        *(reading, grad_passed, per_sample, grad_nucleus),
+        *(source, scores, mask, count, table, mean_direction, reading, grad_passed, grad_table)
     )
 
 
 def pairs_forward(
-    statistics: Statistics, terms: Terms, gradient: bool
+    table: Tensor, count: Tensor, terms: Terms, gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The loss, and the shares of its gradient; see `atomsep.kernels.pairs.pairs_forward`."""
+    """The loss, and its gradient if asked for; see `atomsep.kernels.pairs.pairs_forward`."""
     if torch.compiler.is_compiling():
-        loss, shares = ops.pairs_forward(list(statistics.fields()), *terms, gradient)
-        return loss, shares if gradient else None
+        loss, slopes = ops.pairs_forward(table, count, *terms, gradient)
+        return loss, slopes if gradient else None
     from atomsep.kernels import pairs
 
-    return pairs.pairs_forward(statistics, terms, gradient)
-
-
-def pairs_backward(shares: Tensor, grad: Tensor, samples: int) -> tuple[Tensor | None, ...]:
-    """The gradient of every field of the statistics, in their order; None for the count."""
-    if torch.compiler.is_compiling():
-        total = ops.pairs_backward(shares, grad)
-    else:
-        from atomsep.kernels import pairs
-
-        total = pairs.pairs_backward(shares, grad)
-    fields, nucleus = total[: FIELDS * samples], total[FIELDS * samples :]
-    *charges, radius = fields.view(FIELDS, samples).unbind(0)
-    return *charges, None, radius, nucleus.view(samples, -1)
+    return pairs.pairs_forward(table, count, terms, gradient)

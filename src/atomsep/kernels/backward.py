@@ -40,8 +40,6 @@ from atomsep.kernels.read import (
 from atomsep.kernels.strides import front, geometry
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from atomsep.statistics import Reading
 
 
@@ -50,12 +48,11 @@ def measure_backward(
     scores: Tensor | None,
     mask: Tensor | None,
     count: Tensor,
-    nucleus: Tensor,
+    table: Tensor,
     mean_direction: Tensor,
     reading: Reading,
     grad_passed: Tensor | None,
-    per_sample: Sequence[Tensor | None],
-    grad_nucleus: Tensor | None,
+    grad_table: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
     """The twin of `atomsep.statistics.backward_slabs`.
 
@@ -64,13 +61,11 @@ def measure_backward(
         scores: `(M, N)` where `reading.feature` is None.
         mask: True on real tokens, `(M, N)`.
         count: number of real tokens, `(M,)`.
-        nucleus: `(M, h')`, of the forward pass.
+        table: of statistics, `(M, 5 + h')`, of the forward pass.
         mean_direction: s, `(M, h')`, of the forward pass.
         reading: layout, feature and norm.
         grad_passed: the gradient that arrives for the latent itself, if any.
-        per_sample: gradients of protons, electrons, charge sum, charge square and radius, `(M,)`;
-            None stands for zero.
-        grad_nucleus: `(M, h')`, or None for zero.
+        grad_table: the gradient that arrives for the table.
 
     Returns:
         The gradients of source and scores; None for the second where there are no scores.
@@ -79,7 +74,7 @@ def measure_backward(
     tokens = layout.tokens(source)
     samples, length, features = tokens.shape
     shape = geometry(tokens)
-    blocks = backward_blocks(length, features, source.element_size(), shape.rows)
+    blocks = backward_blocks(samples, length, features, source.element_size(), shape.rows)
     tiles = ceil_div(length, blocks.tokens * blocks.steps)
 
     grad_source = layout.empty_like(source)
@@ -95,14 +90,13 @@ def measure_backward(
     with torch.cuda.device_of(source):
         backward_kernel[(samples * tiles,)](
             tokens, None if scores is None else scores.contiguous(),
-            None if mask is None else mask.contiguous(), count, nucleus, mean_direction, arriving,
-            *(None if grad is None else grad.contiguous() for grad in per_sample),
-            None if grad_nucleus is None else grad_nucleus.contiguous(), written, grad_scores,
+            None if mask is None else mask.contiguous(), count, table, mean_direction, arriving,
+            grad_table.contiguous(), written, grad_scores,
             shape.tokens, shape.features, features if feature is None else feature % features,
             shape.sample, shape.wide,
             *_strides(written, tokens), *_strides(arriving, tokens), tiles, blocks.steps,
             NORM=norm, ROWS=shape.rows, ALIGN=shape.align, WHOLE=blocks.features >= features,
-            TOKENS=blocks.tokens, FEATURES=blocks.features, KEPT=blocks.kept,
+            TOKENS=blocks.tokens, FEATURES=blocks.features, KEPT=blocks.kept, STAGES=blocks.stages,
             num_warps=blocks.warps, enable_fp_fusion=True,
         )  # fmt: skip
     return grad_source, grad_scores
@@ -117,13 +111,12 @@ def _strides(other: Tensor | None, tokens: Tensor) -> tuple[int | None, ...]:
 
 @triton.jit(do_not_specialize=["tokens", "features", "feature", "sample_units", "units"])
 def backward_kernel(
-    source, scores, mask, count, nucleus, mean_direction, arriving,
-    grad_protons, grad_electrons, grad_sum, grad_square, grad_radius, grad_nucleus,
+    source, scores, mask, count, table, mean_direction, arriving, grad_table,
     written, grad_scores, tokens, features, feature, sample_units, units,
     written_sample, written_token, written_feature,
     arriving_sample, arriving_token, arriving_feature, tiles, steps,
     NORM: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr, WHOLE: tl.constexpr,
-    TOKENS: tl.constexpr, FEATURES: tl.constexpr, KEPT: tl.constexpr,
+    TOKENS: tl.constexpr, FEATURES: tl.constexpr, KEPT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program: some tokens of one sample."""
     tokens, features, stride_sample, stride_token, stride_feature = unpack(
@@ -138,24 +131,27 @@ def backward_kernel(
     sample = (tile // tiles).to(tl.int64)
     tile = tile % tiles
     share = 1 / tl.load(count + sample)
-    g_protons = read_number(grad_protons, sample)
-    g_electrons = read_number(grad_electrons, sample)
-    g_sum = read_number(grad_sum, sample)
-    g_square = read_number(grad_square, sample)
-    g_radius = read_number(grad_radius, sample)
     width = features
     if scores is None:
         width = features - 1
-    at = sample * width
+    at = sample * (width + 5)
+    g_protons = tl.load(grad_table + at)
+    g_electrons = tl.load(grad_table + at + 1)
+    g_sum = tl.load(grad_table + at + 2)
+    g_square = tl.load(grad_table + at + 3)
+    g_radius = tl.load(grad_table + at + 4)
+    nucleus = table + at + 5
+    grad_nucleus = grad_table + at + 5
+    mean_direction += sample * width
     source_at = source + sample * stride_sample
     written_at = written + sample * written_sample
     if arriving is not None:
         arriving += sample * arriving_sample
     if WHOLE:
         column = tl.arange(0, FEATURES)
-        mu = read_vector(nucleus + at, column, features, feature, False)
-        v = pull_vector(grad_nucleus, mean_direction, at, g_radius, column, features, feature)
-    for step in range(steps):
+        mu = read_vector(nucleus, column, features, feature)
+        v = pull_vector(grad_nucleus, mean_direction, g_radius, column, features, feature)
+    for step in tl.range(0, steps, num_stages=STAGES):
         token = (tile * steps + step) * TOKENS + tl.arange(0, TOKENS)
         inside = token < tokens
         real, score = read_scores(
@@ -169,7 +165,7 @@ def backward_kernel(
         # Sums over features: |p - mu|, and p·v = (p - mu)·v + mu·v.
         if WHOLE:
             here = places(source_at, token, column, stride_token, stride_feature)
-            offset = read_offsets(here, read, real, column, mu, mask, features, ROWS)
+            offset = read_offsets(here, read, real, column, mu, mask, features)
             offset = keep_positions(offset, column, feature, scores)
             length = tl.sum(sizes(offset, NORM), axis=1)
             along = tl.sum(offset * v[None, :], axis=1) + tl.sum(mu * v, axis=0)
@@ -179,12 +175,10 @@ def backward_kernel(
             of_nucleus = tl.zeros((FEATURES,), tl.float32)
             for start in range(0, features, FEATURES):
                 column = start + tl.arange(0, FEATURES)
-                mu = read_vector(nucleus + at, column, features, feature, False)
-                v = pull_vector(
-                    grad_nucleus, mean_direction, at, g_radius, column, features, feature
-                )
+                mu = read_vector(nucleus, column, features, feature)
+                v = pull_vector(grad_nucleus, mean_direction, g_radius, column, features, feature)
                 here = places(source_at, token, column, stride_token, stride_feature)
-                offset = read_offsets(here, read, real, column, mu, mask, features, ROWS)
+                offset = read_offsets(here, read, real, column, mu, mask, features)
                 offset = keep_positions(offset, column, feature, scores)
                 lengths += fold(sizes(offset, NORM), ROWS, KEPT)
                 alongs += fold(offset * v[None, :], ROWS, KEPT)
@@ -210,12 +204,10 @@ def backward_kernel(
         else:
             for start in range(0, features, FEATURES):
                 column = start + tl.arange(0, FEATURES)
-                mu = read_vector(nucleus + at, column, features, feature, False)
-                v = pull_vector(
-                    grad_nucleus, mean_direction, at, g_radius, column, features, feature
-                )
+                mu = read_vector(nucleus, column, features, feature)
+                v = pull_vector(grad_nucleus, mean_direction, g_radius, column, features, feature)
                 here = places(source_at, token, column, stride_token, stride_feature)
-                offset = read_offsets(here, read, real, column, mu, mask, features, ROWS)
+                offset = read_offsets(here, read, real, column, mu, mask, features)
                 write(
                     written_at, arriving, token, column, offset, v, mass, pull, grad_score, scores,
                     tokens, features, feature, written_token, written_feature,
@@ -224,21 +216,10 @@ def backward_kernel(
 
 
 @triton.jit
-def read_number(at, sample):
-    """A gradient of one sample; None is zero."""
-    if at is None:
-        return 0.0
-    else:  # noqa: RET505  (the compiler drops one branch)
-        return tl.load(at + sample)
-
-
-@triton.jit
-def pull_vector(grad_nucleus, mean_direction, at, g_radius, column, features, feature):
+def pull_vector(grad_nucleus, mean_direction, g_radius, column, features, feature):
     """V = gmu - gr s, by feature, 0 for the score."""
-    v = -g_radius * read_vector(mean_direction + at, column, features, feature, False)
-    if grad_nucleus is not None:
-        v += read_vector(grad_nucleus + at, column, features, feature, False)
-    return v
+    of_nucleus = read_vector(grad_nucleus, column, features, feature)
+    return of_nucleus - g_radius * read_vector(mean_direction, column, features, feature)
 
 
 @triton.jit

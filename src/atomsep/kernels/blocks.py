@@ -12,48 +12,33 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-FORWARD_TILE = 8192
-"""Elements of a forward tile: 32 a thread."""
+WAVE = 1056
+"""Programs that keep a large chip busy: eight on each of 132 multiprocessors."""
 
-FORWARD_WIDEST_ROWS = 4096
-"""Widest tile where features lie together."""
+WARP_TILE = 1024
+"""Elements of a tile that a warp holds: 32 a thread."""
 
-FORWARD_WIDEST_PLANES = 64
-"""Widest tile where tokens do."""
-
-FORWARD_TOKENS = 128
-"""Tokens of a forward program, at least: it leaves one float32 a feature behind, 1/64 of bf16."""
-
-LONE_BYTES = 1 << 18
-"""Bytes up to which a sample is one program's work, which then waits for no other."""
-
-LONE_STAGES = 3
-"""Tiles in flight there: often one program alone keeps a multiprocessor busy."""
-
-FORWARD_STAGES = 1
-"""Tiles in flight elsewhere, where programs that share a multiprocessor hide each other's waits."""
-
-LEAD_PROGRAMS = 128
-"""Programs between the first look at a tile and the second, at least. More, and the nucleus is
-surer to be ready; fewer, and the tile is surer to be in the cache."""
-
-BACKWARD_TILE = 4096
-"""Elements of a backward tile: 32 a thread."""
-
-BACKWARD_WIDEST = 128
-"""Widest backward tile; beyond, `BACKWARD_CHUNK` features at a time."""
-
-BACKWARD_CHUNK = 64
-"""Features of a chunk: a line of 128 bytes in bf16."""
-
-BACKWARD_TOKENS = 64
-"""Tokens of a backward program, at least: it reads three float32 a feature first."""
-
-MOST_TOKENS = 1024
+MOST_TOKENS = 128
 """Tokens of a tile of few features."""
 
-THREAD = 32
-"""Elements of a tile a thread."""
+WIDEST_ROWS = 4096
+"""Widest tile where features lie together; beyond, `CHUNK` features at a time."""
+
+WIDEST_PLANES = 256
+"""Widest tile where tokens do."""
+
+CHUNK = 64
+"""Features of a chunk: a line of 128 bytes in bf16."""
+
+FIRST_FEATURES_ROWS = 256
+"""Features of a tile of the first launch, which needs no sums over features."""
+
+FIRST_FEATURES_PLANES = 64
+"""The same where tokens lie together."""
+
+FIRST_TILES = 6
+"""Most programs that share a sample in the first launch, unless the samples alone are too few:
+every program of the second adds up what they left."""
 
 
 class Blocks(NamedTuple):
@@ -64,51 +49,59 @@ class Blocks(NamedTuple):
         features: of a tile.
         steps: tiles along the tokens.
         kept: features left when each thread has summed its own.
-        line: tokens at a time where scores alone are read.
         warps: of the program.
-        stages: tiles in flight in the forward loops over steps; 1 loads none ahead.
+        stages: tiles in flight in the loop over steps; 1 loads none ahead.
     """
 
     tokens: int
     features: int
     steps: int
     kept: int
-    line: int
     warps: int
     stages: int
 
 
-def forward_blocks(tokens: int, features: int, itemsize: int, rows: bool) -> Blocks:
-    """The forward pass, for one sample of `tokens x features`."""
-    widest = FORWARD_WIDEST_ROWS if rows else FORWARD_WIDEST_PLANES
+def nucleus_blocks(samples: int, tokens: int, features: int, itemsize: int, rows: bool) -> Blocks:
+    """The first launch of the forward pass, for samples of `tokens x features`."""
+    widest = FIRST_FEATURES_ROWS if rows else FIRST_FEATURES_PLANES
     block_features = min(power_of_two(features), widest)
-    block_tokens = _tokens(FORWARD_TILE, tokens, block_features)
-    stages = 1
-    if block_features < features:
-        steps = 1
-    elif tokens * features * itemsize <= LONE_BYTES:
-        steps = ceil_div(tokens, block_tokens)
-        stages = LONE_STAGES if steps > 1 else 1
-    else:
-        steps = ceil_div(FORWARD_TOKENS, block_tokens)
-        stages = FORWARD_STAGES
-    return _blocks(block_tokens, block_features, steps, stages, itemsize, rows)
+    block_tokens = _tokens(2 * WARP_TILE if rows else 4 * WARP_TILE, tokens, block_features)
+    tiles = max(FIRST_TILES, ceil_div(WAVE, samples * ceil_div(features, block_features)))
+    steps = ceil_div(ceil_div(tokens, block_tokens), tiles)
+    return _blocks(block_tokens, block_features, steps, 1 if rows else 3, itemsize, rows)
 
 
-def backward_blocks(tokens: int, features: int, itemsize: int, rows: bool) -> Blocks:
-    """The backward pass, for one sample of `tokens x features`."""
+def radius_blocks(samples: int, tokens: int, features: int, itemsize: int, rows: bool) -> Blocks:
+    """The second launch of the forward pass."""
+    return _whole_or_chunks(samples, tokens, features, itemsize, rows, rows_steps=64, stages=1)
+
+
+def backward_blocks(samples: int, tokens: int, features: int, itemsize: int, rows: bool) -> Blocks:
+    """The backward pass."""
+    return _whole_or_chunks(samples, tokens, features, itemsize, rows, rows_steps=4, stages=3)
+
+
+def _whole_or_chunks(
+    samples: int,
+    tokens: int,
+    features: int,
+    itemsize: int,
+    rows: bool,
+    rows_steps: int,
+    stages: int,
+) -> Blocks:
+    """Tiles as wide as the latent, read once; or chunks, read twice."""
     block_features = power_of_two(features)
-    if block_features > BACKWARD_WIDEST:
-        block_features = BACKWARD_CHUNK
-    block_tokens = _tokens(BACKWARD_TILE, tokens, block_features)
-    steps = 1 if block_features < features else ceil_div(BACKWARD_TOKENS, block_tokens)
-    steps = min(steps, ceil_div(tokens, block_tokens))
-    return _blocks(block_tokens, block_features, steps, 1, itemsize, rows)
-
-
-def lead(samples: int, tiles: int) -> int:
-    """Programs between the two looks of the forward pass: whole samples, one at least."""
-    return min(samples, ceil_div(LEAD_PROGRAMS, tiles)) * tiles
+    if block_features > (WIDEST_ROWS if rows else WIDEST_PLANES):
+        block_tokens = _tokens(4 * WARP_TILE, tokens, CHUNK)
+        return _blocks(block_tokens, CHUNK, 1, 1, itemsize, rows)
+    if not rows:
+        block_tokens = _tokens(8 * WARP_TILE, tokens, block_features)
+        return _blocks(block_tokens, block_features, 1, 1, itemsize, rows, thread=64)
+    block_tokens = _tokens(WARP_TILE, tokens, block_features)
+    most = ceil_div(tokens, block_tokens)
+    steps = min(rows_steps, max(1, ceil_div(samples * most, WAVE)), most)
+    return _blocks(block_tokens, block_features, steps, min(stages, steps), itemsize, rows)
 
 
 class PairBlocks(NamedTuple):
@@ -118,7 +111,6 @@ class PairBlocks(NamedTuple):
         own: samples whose rows it sums.
         others: samples it holds against them at a time.
         chunk: features at a time.
-        splits: programs that share one block of own samples.
         warps: of the program.
         stages: chunks in flight; 1 loads none ahead.
     """
@@ -126,19 +118,8 @@ class PairBlocks(NamedTuple):
     own: int
     others: int
     chunk: int
-    splits: int
     warps: int
     stages: int
-
-
-MOST_SPLITS = 16
-"""Programs on one block of rows: each leaves a gradient of its own."""
-
-MOST_SHARES = 1 << 22
-"""Numbers in all those gradients together, if more than one a row."""
-
-PAIR_PROGRAMS = 512
-"""Programs that fill the chip."""
 
 
 def pair_blocks(samples: int, width: int) -> PairBlocks:
@@ -146,13 +127,10 @@ def pair_blocks(samples: int, width: int) -> PairBlocks:
     if samples >= 4096:
         own, others, chunk, stages = 64, 32, 8, 1
     elif samples >= 1024:
-        own, others, chunk, stages = 32, 32, 16, 3
+        own, others, chunk, stages = 16, 32, 32, 2
     else:
-        own, others, chunk, stages = 16, 16, 32, 3
-    programs = min(MOST_SPLITS, PAIR_PROGRAMS // ceil_div(samples, own))
-    shares = MOST_SHARES // (samples * width)
-    splits = max(1, min(programs, shares, ceil_div(samples, others)))
-    return PairBlocks(own, others, min(chunk, power_of_two(width)), splits, 4, stages)
+        own, others, chunk, stages = 4, 32, 32, 2
+    return PairBlocks(own, others, min(chunk, power_of_two(width)), 4, stages)
 
 
 def ceil_div(number: int, step: int) -> int:
@@ -171,11 +149,15 @@ def _tokens(elements: int, tokens: int, block_features: int) -> int:
 
 
 def _blocks(
-    tokens: int, features: int, steps: int, stages: int, itemsize: int, rows: bool
+    tokens: int,
+    features: int,
+    steps: int,
+    stages: int,
+    itemsize: int,
+    rows: bool,
+    thread: int = 32,
 ) -> Blocks:
-    warps = max(1, min(8, tokens * features // (32 * THREAD)))
+    warps = max(1, min(8, tokens * features // (32 * thread)))
     vector = 16 // itemsize  # elements that a thread reads together
     kept = features // vector if rows else 32 * warps * vector // tokens
-    kept = max(1, min(kept, features))
-    line = min(power_of_two(tokens * steps), 32 * warps)
-    return Blocks(tokens, features, steps, kept, line, warps, stages)
+    return Blocks(tokens, features, steps, max(1, min(kept, features)), warps, stages)

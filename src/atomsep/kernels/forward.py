@@ -1,31 +1,25 @@
-"""Atoms: charges, sums, nucleus, radius and mean direction in one launch.
+"""Atoms: charges, sums, nucleus, radius and mean direction, in two launches.
 
-After the scores have been read for the charges, two looks at the tokens (`looks.py`). The first
-sums mass-weighted positions into the nucleus; the second, at electrons alone where tokens are
-rows, sums
+The first reads every token once: charges, their sums, and the mass-weighted positions. The second
+looks at the tokens again, now that the nucleus is known, for
 
     r = (1/N) sum g |p - mu|        s = (1/N) sum g u        (g = max(-q, 0))
 
-Bytes: the latent once from device memory and again from the cache; N charges and 2h + 5 numbers a
-sample out; the copy, where one is due, is written by the first look. Scratch memory is 4 bytes a
-token for its charge, 4 more for the list of electrons where tokens are rows, and h + 8 float32 a
-tile. Bound by device memory, with the arithmetic of the second look not far below.
+where s is what the backward pass would otherwise need a pass of its own for. Bytes: the latent
+twice, the second time from its end to its beginning, so that what the first launch read last is
+still in the cache; N charges and h + 5 numbers a sample out. The copy, where one is due, is
+written by the first launch. Bound by device memory.
 
-A sample is cut into tiles of tokens. A program leaves the sums of its tile in scratch memory, and
-the last of a sample's programs to arrive adds them up, always in the same order: no sum depends
-on who comes last. The second look at a tile comes `lag` programs after its first, taken by a
-program that has done its own first look before. Programs draw tickets, so all that a program waits
-for was begun before it, and nothing waits before it has done its first look: no program waits for
-ever, however few run at a time. By the time a program has done its first look, those before it
-have done theirs too, so that a `lag` of a few samples finds the nucleus ready and the tile still
-in the cache. A small sample is one tile: its program does everything and waits for none.
+A sample is cut into tiles of tokens. A program leaves the sums of its tile in scratch memory. The
+second launch adds up those of the first before it starts, and the last of a sample's programs to
+arrive adds up those of the second: always in the same order, so that no sum depends on who comes
+last. No program waits for another.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,19 +27,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from atomsep.kernels.blocks import ceil_div, forward_blocks, lead
-from atomsep.kernels.looks import count_charges, first_look, second_look
-from atomsep.kernels.read import position_of, unpack
+from atomsep.kernels.blocks import ceil_div, nucleus_blocks, radius_blocks
+from atomsep.kernels.read import (
+    charge_of,
+    directions,
+    fold,
+    keep_positions,
+    places,
+    position_of,
+    pull_of,
+    read_offsets,
+    read_scores,
+    sizes,
+    spread_of,
+    unpack,
+)
 from atomsep.kernels.strides import front, geometry
 
 if TYPE_CHECKING:
     from atomsep.statistics import Reading
 
 FIELDS = 5
-"""Per-sample sums: protons, electrons, charge sum, charge square, radius."""
+"""Columns of the table before the nucleus."""
 
-TALLIES = 8
-"""Room for the numbers that a tile leaves beside its sums over features; see `looks.py`."""
+TALLIES = 4
+"""Numbers that a tile of the first launch leaves beside its sums over features."""
 
 
 def measure_forward(
@@ -55,7 +61,7 @@ def measure_forward(
     count: Tensor,
     reading: Reading,
     copy: bool,
-) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
     """The twin of `atomsep.statistics.forward_slabs`.
 
     Args:
@@ -67,15 +73,18 @@ def measure_forward(
         copy: whether to write a copy of the source as well.
 
     Returns:
-        The copy or None, charge `(M, N)`, the fields `(5, M)` (protons, electrons, charge sum,
-        charge square, radius), nucleus and mean direction s, both `(M, h')`.
+        The copy or None, charge `(M, N)`, the table of statistics `(M, 5 + h')`, and the mean
+        direction s, `(M, h')`.
     """
     layout, feature, norm = reading
     tokens = layout.tokens(source)
     samples, length, features = tokens.shape
     shape = geometry(tokens)
-    blocks = forward_blocks(length, features, source.element_size(), shape.rows)
-    tiles = ceil_div(length, blocks.tokens * blocks.steps)
+    first = nucleus_blocks(samples, length, features, source.element_size(), shape.rows)
+    second = radius_blocks(samples, length, features, source.element_size(), shape.rows)
+    tiles = ceil_div(length, first.tokens * first.steps)
+    second_tiles = ceil_div(length, second.tokens * second.steps)
+
     copied = layout.empty_like(source) if copy else None
     target = None
     if copied is not None:
@@ -85,146 +94,210 @@ def measure_forward(
             target = None
         elif layout.skip:
             front(copied, layout).copy_(front(source, layout))
-    width, score_at = (
-        (features, features) if feature is None else (features - 1, feature % features)
+    scores = None if scores is None else scores.contiguous()
+    mask = None if mask is None else mask.contiguous()
+    score_at = features if feature is None else feature % features
+    width = features if feature is None else features - 1
+
+    device = source.device
+    charge = torch.empty(samples, length, dtype=source.dtype, device=device)
+    table = torch.empty(samples, FIELDS + width, dtype=torch.float32, device=device)
+    mean_direction = torch.empty(samples, width, dtype=torch.float32, device=device)
+    arrivals = torch.empty(samples, dtype=torch.int32, device=device)
+    pitch = features + TALLIES
+    scratch = torch.empty(
+        samples * (tiles + second_tiles) * pitch, dtype=torch.float32, device=device
     )
-    new = partial(torch.empty, dtype=torch.float32, device=source.device)
-    charge = torch.empty_like(tokens[..., 0], memory_format=torch.contiguous_format)
-    fields, nucleus, mean_direction = new(FIELDS, samples), new(samples, width), new(samples, width)
-    scratch, charges = new(samples * tiles, features + TALLIES), new(samples, length)
-    electrons_at = new(samples, length, dtype=torch.int32) if shape.rows else None
-    arrivals = None
-    lag = 0
-    if tiles > 1:
-        arrivals = torch.zeros(1 + 2 * samples, dtype=torch.int32, device=source.device)
-        lag = lead(samples, tiles)
     with torch.cuda.device_of(source):
-        forward_kernel[(samples * tiles + lag,)](
-            tokens, None if scores is None else scores.contiguous(),
-            None if mask is None else mask.contiguous(), count, target,
-            charge, fields, nucleus, mean_direction, scratch, charges, electrons_at, arrivals,
-            samples, shape.tokens, shape.features, score_at,
-            shape.sample, shape.wide, lag, tiles, blocks.steps,
-            NORM=norm, ROWS=shape.rows, ALIGN=shape.align, WHOLE=blocks.features >= features,
-            SINGLE=tiles == 1, TOKENS=blocks.tokens, FEATURES=blocks.features, KEPT=blocks.kept,
-            LINE=blocks.line, STAGES=blocks.stages, num_warps=blocks.warps, enable_fp_fusion=True,
+        nucleus_kernel[(samples * tiles, ceil_div(features, first.features))](
+            tokens, scores, mask, target, charge, scratch, arrivals,
+            shape.tokens, shape.features, score_at, shape.sample, shape.wide, tiles, first.steps,
+            ROWS=shape.rows, ALIGN=shape.align, TOKENS=first.tokens, FEATURES=first.features,
+            STAGES=first.stages, num_warps=first.warps, enable_fp_fusion=True,
         )  # fmt: skip
-    return copied, charge, fields, nucleus, mean_direction
+        radius_kernel[(samples * second_tiles,)](
+            tokens, scores, mask, count, scratch, arrivals, table, mean_direction,
+            samples, shape.tokens, shape.features, score_at, shape.sample, shape.wide,
+            tiles, second_tiles, second.steps,
+            NORM=norm, ROWS=shape.rows, ALIGN=shape.align, WHOLE=second.features >= features,
+            TOKENS=second.tokens, FEATURES=second.features, KEPT=second.kept,
+            STAGES=second.stages, num_warps=second.warps, enable_fp_fusion=True,
+        )  # fmt: skip
+    return copied, charge, table, mean_direction
 
 
-@triton.jit(
-    do_not_specialize=["samples", "tokens", "features", "feature", "sample_units", "units", "lag"]
-)
-def forward_kernel(
-    source, scores, mask, count, copy,
-    charge, fields, nucleus, mean_direction, scratch, charges, electrons_at, arrivals,
-    samples, tokens, features, feature, sample_units, units, lag, tiles, steps,
-    NORM: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr, WHOLE: tl.constexpr,
-    SINGLE: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
-    KEPT: tl.constexpr, LINE: tl.constexpr, STAGES: tl.constexpr,
+@triton.jit(do_not_specialize=["tokens", "features", "feature", "sample_units", "units"])
+def nucleus_kernel(
+    source, scores, mask, copy, charge, scratch, arrivals,
+    tokens, features, feature, sample_units, units, tiles, steps,
+    ROWS: tl.constexpr, ALIGN: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One program: the first looks at its tile, the second at the tile `lag` places before."""
+    """One program: sums over some tokens of one sample, for some of the features."""
+    tokens, features, stride_sample, stride_token, stride_feature = unpack(
+        tokens, features, sample_units, units, ROWS, ALIGN
+    )
+    tile = tl.program_id(0)
+    chunk = tl.program_id(1)
+    sample = (tile // tiles).to(tl.int64)
+    if (tile % tiles == 0) & (chunk == 0):
+        tl.store(arrivals + sample, 0)
+    row = scratch + tile.to(tl.int64) * (features + 4)
+    sample_at = source + sample * stride_sample
+    column = chunk * FEATURES + tl.arange(0, FEATURES)
+    inner = (column < features)[None, :]
+    sums = tl.zeros((TOKENS, FEATURES), tl.float32)
+    protons = tl.zeros((TOKENS,), tl.float32)
+    electrons = tl.zeros((TOKENS,), tl.float32)
+    net = tl.zeros((TOKENS,), tl.float32)
+    squares = tl.zeros((TOKENS,), tl.float32)
+    for step in tl.range(0, steps, num_stages=STAGES):
+        token = ((tile % tiles) * steps + step) * TOKENS + tl.arange(0, TOKENS)
+        inside = token < tokens
+        real, score = read_scores(
+            sample_at, scores, mask, sample, token, inside, tokens, feature,
+            stride_token, stride_feature,
+        )  # fmt: skip
+        here = places(sample_at, token, column, stride_token, stride_feature)
+        block = tl.load(here, mask=inside[:, None] & inner, other=0.0)
+        if copy is not None:
+            there = places(
+                copy + sample * stride_sample, token, column, stride_token, stride_feature
+            )
+            tl.store(there, block, mask=inside[:, None] & inner)
+        if mask is not None:
+            block = tl.where(real[:, None], block, 0.0)
+        q, _ = charge_of(score)
+        lightness = tl.maximum(-q, 0.0)
+        sums += block.to(tl.float32) * (1 - lightness)[:, None]
+        protons += tl.maximum(q, 0.0)
+        electrons += lightness
+        net += q
+        squares += q * q
+        if chunk == 0:
+            kept = q.to(charge.dtype.element_ty)
+            tl.store(charge + sample * tokens + token, kept, mask=inside)
+    tl.store(row + column, tl.sum(sums, axis=0), mask=column < features)
+    if chunk == 0:
+        tl.store(row + features, tl.sum(protons, axis=0))
+        tl.store(row + features + 1, tl.sum(electrons, axis=0))
+        tl.store(row + features + 2, tl.sum(net, axis=0))
+        tl.store(row + features + 3, tl.sum(squares, axis=0))
+
+
+@triton.jit(do_not_specialize=["samples", "tokens", "features", "feature", "sample_units", "units"])
+def radius_kernel(
+    source, scores, mask, count, scratch, arrivals, table, mean_direction,
+    samples, tokens, features, feature, sample_units, units, first_tiles, tiles, steps,
+    NORM: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr, WHOLE: tl.constexpr,
+    TOKENS: tl.constexpr, FEATURES: tl.constexpr, KEPT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One program: the spread of some tokens of one sample around its nucleus."""
     tokens, features, stride_sample, stride_token, stride_feature = unpack(
         tokens, features, sample_units, units, ROWS, ALIGN
     )
     width = features
     if scores is None:
         width = features - 1
-    pitch = features + 8
-    share = steps * TOKENS
-    tile = tl.program_id(0)
-    if not SINGLE:
-        tile = tl.atomic_add(arrivals, 1, sem="relaxed")  # the ticket
-    if tile < samples * tiles:
-        sample = (tile // tiles).to(tl.int64)
-        first = (tile % tiles) * share
-        many = tl.minimum(share, tokens - first)
-        row = scratch + tile.to(tl.int64) * pitch
-        sample_at = source + sample * stride_sample
-        listed = electrons_at
-        if ROWS:
-            listed = electrons_at + sample * tokens
-        copy_at = copy
-        if copy is not None:
-            copy_at = copy + sample * stride_sample
-        count_charges(
-            sample_at, scores, mask, charge, charges + sample * tokens, listed, row, sample,
-            first, many, tokens, features, feature, stride_token, stride_feature, ROWS, LINE,
+    pitch = features + 4
+    place = tl.program_id(0)
+    sample = (samples - 1 - place // tiles).to(tl.int64)
+    tile = place % tiles
+    per_token = 1 / tl.load(count + sample)
+    of_first = scratch + sample * first_tiles * pitch
+    of_second = scratch + (samples.to(tl.int64) * first_tiles + sample * tiles) * pitch
+    row = of_second + tile * pitch
+    table_at = table + sample * (width + 5)
+    sample_at = source + sample * stride_sample
+    radius = tl.zeros((TOKENS,), tl.float32)
+    if WHOLE:
+        column = tl.arange(0, FEATURES)
+        mu = nucleus_of(of_first, column, features, feature, first_tiles, pitch, per_token)
+        sums = tl.zeros((TOKENS, FEATURES), tl.float32)
+        for step in tl.range(0, steps, num_stages=STAGES):
+            token = (tile * steps + step) * TOKENS + tl.arange(0, TOKENS)
+            inside = token < tokens
+            real, score = read_scores(
+                sample_at, scores, mask, sample, token, inside, tokens, feature,
+                stride_token, stride_feature,
+            )  # fmt: skip
+            here = places(sample_at, token, column, stride_token, stride_feature)
+            offset = read_offsets(here, inside, real, column, mu, mask, features)
+            position = keep_positions(offset, column, feature, scores)
+            q, _ = charge_of(score)
+            lightness = tl.maximum(-q, 0.0)
+            length = tl.sum(sizes(position, NORM), axis=1)
+            radius += lightness * spread_of(length, NORM)
+            sums += directions(offset, NORM) * pull_of(lightness, length, NORM)[:, None]
+        tl.store(row + column, tl.sum(sums, axis=0), mask=column < features)
+        if tile == 0:
+            kept = (column < features) & (column != feature)
+            tl.store(table_at + 5 + position_of(column, feature), mu, mask=kept)
+    else:
+        token = tile * TOKENS + tl.arange(0, TOKENS)
+        inside = token < tokens
+        real, score = read_scores(
+            sample_at, scores, mask, sample, token, inside, tokens, feature,
+            stride_token, stride_feature,
         )  # fmt: skip
-        tl.debug_barrier()
-        first_look(
-            sample_at, copy_at, mask, charges + sample * tokens, row, first, many, features,
-            stride_token, stride_feature, ROWS, WHOLE, TOKENS, FEATURES, STAGES,
-        )  # fmt: skip
-        if arrive(arrivals, 1 + sample, SINGLE) == tiles - 1:
-            rows = scratch + sample * tiles * pitch
-            per_token = 1 / tl.load(count + sample)
-            to = nucleus + sample * width
-            finish(rows, to, features, feature, tiles, pitch, per_token, FEATURES)
-            index = tl.arange(0, 4)
-            tl.store(fields + index * samples + sample, tally(rows + features, tiles, pitch))
-            arrive(arrivals, 1 + sample, SINGLE)  # the nucleus is ready
-    late = tile - lag
-    if late >= 0:
-        sample = (late // tiles).to(tl.int64)
-        first = (late % tiles) * share
-        many = tl.minimum(share, tokens - first)
-        row = scratch + late.to(tl.int64) * pitch
-        listed = electrons_at
-        if ROWS:
-            listed = electrons_at + sample * tokens
-        if not SINGLE:
-            while tl.atomic_add(arrivals + 1 + sample, 0, sem="acquire") <= tiles:
-                pass
-        second_look(
-            source + sample * stride_sample, scores, mask, charges + sample * tokens, listed,
-            nucleus + sample * width, row, first, many, features, feature,
-            stride_token, stride_feature, NORM, ROWS, WHOLE, TOKENS, FEATURES, KEPT, STAGES,
-        )  # fmt: skip
-        if arrive(arrivals, 1 + samples + sample, SINGLE) == tiles - 1:
-            rows = scratch + sample * tiles * pitch
-            per_token = 1 / tl.load(count + sample)
-            to = mean_direction + sample * width
-            finish(rows, to, features, feature, tiles, pitch, per_token, FEATURES)
-            index = tl.arange(0, 4)
-            radius = tally(rows + features, tiles, pitch) * per_token
-            tl.store(fields + (4 + index) * samples + sample, radius, mask=index == 0)
-
-
-@triton.jit
-def arrive(arrivals, index, SINGLE: tl.constexpr):
-    """Make what the program wrote visible to those who come after; how many came before."""
+        q, _ = charge_of(score)
+        lightness = tl.maximum(-q, 0.0)
+        folded = tl.zeros((TOKENS, KEPT), tl.float32)
+        for start in range(0, features, FEATURES):
+            column = start + tl.arange(0, FEATURES)
+            mu = nucleus_of(of_first, column, features, feature, first_tiles, pitch, per_token)
+            here = places(sample_at, token, column, stride_token, stride_feature)
+            offset = read_offsets(here, inside, real, column, mu, mask, features)
+            position = keep_positions(offset, column, feature, scores)
+            folded += fold(sizes(position, NORM), ROWS, KEPT)
+        length = tl.sum(folded, axis=1)
+        radius += lightness * spread_of(length, NORM)
+        pull = pull_of(lightness, length, NORM)
+        for start in range(0, features, FEATURES):
+            column = start + tl.arange(0, FEATURES)
+            mu = nucleus_of(of_first, column, features, feature, first_tiles, pitch, per_token)
+            here = places(sample_at, token, column, stride_token, stride_feature)
+            offset = read_offsets(here, inside, real, column, mu, mask, features)
+            sums = tl.sum(directions(offset, NORM) * pull[:, None], axis=0)
+            tl.store(row + column, sums, mask=column < features)
+            if tile == 0:
+                kept = (column < features) & (column != feature)
+                tl.store(table_at + 5 + position_of(column, feature), mu, mask=kept)
+    tl.store(row + features, tl.sum(radius, axis=0))
     tl.debug_barrier()
-    if SINGLE:
-        return 0
-    else:  # noqa: RET505  (the compiler drops one branch)
-        return tl.atomic_add(arrivals + index, 1, sem="acq_rel")
+    if tl.atomic_add(arrivals + sample, 1, sem="acq_rel") == tiles - 1:
+        columns: tl.constexpr = FEATURES if FEATURES < 256 else 256
+        for start in range(0, features, columns):
+            column = start + tl.arange(0, columns)
+            inner = column < features
+            sums = column_sums(of_second, column, inner, tiles, pitch) * per_token
+            kept = inner & (column != feature)
+            tl.store(mean_direction + sample * width + position_of(column, feature), sums, kept)
+        index = tl.arange(0, 4)
+        tallies = column_sums(of_first, features + index, index < 4, first_tiles, pitch)
+        tl.store(table_at + index, tallies)
+        spread = column_sums(of_second, features + index, index < 1, tiles, pitch)
+        tl.store(table_at + 4 + index, spread * per_token, mask=index < 1)
 
 
 @triton.jit
-def finish(rows, to, features, feature, tiles, pitch, per_token, FEATURES: tl.constexpr):
-    """Add up the sums over features that a sample's tiles left, and drop the score's column."""
-    columns: tl.constexpr = FEATURES if FEATURES < 256 else 256
-    for start in range(0, features, columns):
-        column = start + tl.arange(0, columns)
-        inside = column < features
-        sums = tl.zeros((columns,), tl.float32)
-        for above in range(0, tiles, 16):
-            tile = above + tl.arange(0, 16)
-            at = rows + tile[:, None] * pitch + column[None, :]
-            left = tl.load(at, (tile < tiles)[:, None] & inside[None, :], 0.0, cache_modifier=".cg")
-            sums += tl.sum(left, axis=0)
-        kept = inside & (column != feature)
-        tl.store(to + position_of(column, feature), sums * per_token, mask=kept)
-
-
-@triton.jit
-def tally(at, tiles, pitch):
-    """Add up the four numbers that a sample's tiles left beside those sums."""
-    index = tl.arange(0, 4)
-    sums = tl.zeros((4,), tl.float32)
-    for above in range(0, tiles, 16):
-        tile = above + tl.arange(0, 16)
-        here = at + tile[:, None] * pitch + index[None, :]
-        sums += tl.sum(tl.load(here, (tile < tiles)[:, None], 0.0, cache_modifier=".cg"), axis=0)
+def column_sums(rows, column, inner, tiles, pitch):
+    """What the tiles of a sample left in some columns, added up in order."""
+    sums = tl.zeros(column.shape, tl.float32)
+    for above in range(0, tiles, 8):
+        tile = above + tl.arange(0, 8)
+        at = rows + tile[:, None] * pitch + column[None, :]
+        valid = (tile < tiles)[:, None] & inner[None, :]
+        # from the cache that all programs share: others of this launch may have written it
+        sums += tl.sum(tl.load(at, mask=valid, other=0.0, cache_modifier=".cg"), axis=0)
     return sums
+
+
+@triton.jit
+def nucleus_of(rows, column, features, feature, tiles, pitch, per_token):
+    """The nucleus by feature, 0 for the score."""
+    inner = (column < features) & (column != feature)
+    sums = tl.zeros(column.shape, tl.float32)
+    for tile in range(tiles):
+        sums += tl.load(rows + tile * pitch + column, mask=inner, other=0.0)
+    return sums * per_token

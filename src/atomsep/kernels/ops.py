@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from atomsep.kernels.blocks import pair_blocks
 from atomsep.layout import Axes, Layout
 
 if TYPE_CHECKING:
     from atomsep.functional import Norm, Scale
     from atomsep.pairs import Terms
-    from atomsep.statistics import Reading, Statistics
+    from atomsep.statistics import Reading
 
 
 def _reading(axes: str, skip: int, feature: int | None, norm: int) -> Reading:
@@ -34,17 +33,11 @@ def _terms(norm: int, softening: float, scale: str, neutrality: float, occupancy
     return Terms(cast("Norm", norm), softening, cast("Scale", scale), neutrality, occupancy)
 
 
-def _statistics(*fields: Tensor) -> Statistics:
-    from atomsep.statistics import Statistics
-
-    return Statistics(*fields)
-
-
 @custom_op(
     "atomsep::measure_forward",
     mutates_args=(),
     schema="(Tensor source, Tensor? scores, Tensor? mask, Tensor count, str axes, int skip, "
-    "int? feature, int norm, bool copy) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "int? feature, int norm, bool copy) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def measure_forward(
     source: Tensor,
@@ -56,20 +49,14 @@ def measure_forward(
     feature: int | None,
     norm: int,
     copy: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`atomsep.kernels.forward.measure_forward`; an empty tensor where no copy is asked for."""
     from atomsep.kernels import forward
 
     reading = _reading(axes, skip, feature, norm)
     copied, *rest = forward.measure_forward(source, scores, mask, count, reading, copy)
-    charge, fields, nucleus, mean_direction = rest
-    return (
-        source.new_empty(0) if copied is None else copied,
-        charge,
-        fields,
-        nucleus,
-        mean_direction,
-    )
+    charge, table, mean_direction = rest
+    return source.new_empty(0) if copied is None else copied, charge, table, mean_direction
 
 
 @measure_forward.register_fake
@@ -83,7 +70,7 @@ def _(
     feature: int | None,
     norm: int,
     copy: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     layout = Layout(cast("Axes", axes), skip)
     samples, length, features = layout.tokens(source).shape
     width = features if feature is None else features - 1
@@ -91,8 +78,7 @@ def _(
     return (
         layout.empty_like(source) if copy else source.new_empty(0),
         source.new_empty(samples, length),
-        source.new_empty(5, samples, dtype=floats),
-        source.new_empty(samples, width, dtype=floats),
+        source.new_empty(samples, 5 + width, dtype=floats),
         source.new_empty(samples, width, dtype=floats),
     )
 
@@ -100,31 +86,30 @@ def _(
 @custom_op(
     "atomsep::measure_backward",
     mutates_args=(),
-    schema="(Tensor source, Tensor? scores, Tensor? mask, Tensor count, Tensor nucleus, "
+    schema="(Tensor source, Tensor? scores, Tensor? mask, Tensor count, Tensor table, "
     "Tensor mean_direction, str axes, int skip, int? feature, int norm, Tensor? grad_passed, "
-    "Tensor?[] per_sample, Tensor? grad_nucleus) -> (Tensor, Tensor)",
+    "Tensor grad_table) -> (Tensor, Tensor)",
 )
 def measure_backward(
     source: Tensor,
     scores: Tensor | None,
     mask: Tensor | None,
     count: Tensor,
-    nucleus: Tensor,
+    table: Tensor,
     mean_direction: Tensor,
     axes: str,
     skip: int,
     feature: int | None,
     norm: int,
     grad_passed: Tensor | None,
-    per_sample: list[Tensor | None],
-    grad_nucleus: Tensor | None,
+    grad_table: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """`atomsep.kernels.backward.measure_backward`; an empty tensor where there are no scores."""
     from atomsep.kernels import backward
 
     first, second = backward.measure_backward(
-        *(source, scores, mask, count, nucleus, mean_direction),
-        *(_reading(axes, skip, feature, norm), grad_passed, per_sample, grad_nucleus),
+        *(source, scores, mask, count, table, mean_direction),
+        *(_reading(axes, skip, feature, norm), grad_passed, grad_table),
     )
     return first, source.new_empty(0) if second is None else second
 
@@ -135,15 +120,14 @@ def _(
     scores: Tensor | None,
     mask: Tensor | None,
     count: Tensor,
-    nucleus: Tensor,
+    table: Tensor,
     mean_direction: Tensor,
     axes: str,
     skip: int,
     feature: int | None,
     norm: int,
     grad_passed: Tensor | None,
-    per_sample: list[Tensor | None],
-    grad_nucleus: Tensor | None,
+    grad_table: Tensor,
 ) -> tuple[Tensor, Tensor]:
     first = Layout(cast("Axes", axes), skip).empty_like(source)
     return first, source.new_empty(0) if scores is None else torch.empty_like(scores.contiguous())
@@ -152,11 +136,12 @@ def _(
 @custom_op(
     "atomsep::pairs_forward",
     mutates_args=(),
-    schema="(Tensor[] statistics, int norm, float softening, str scale, float neutrality, "
+    schema="(Tensor table, Tensor count, int norm, float softening, str scale, float neutrality, "
     "float occupancy, bool gradient) -> (Tensor, Tensor)",
 )
 def pairs_forward(
-    statistics: list[Tensor],
+    table: Tensor,
+    count: Tensor,
     norm: int,
     softening: float,
     scale: str,
@@ -168,13 +153,14 @@ def pairs_forward(
     from atomsep.kernels import pairs
 
     terms = _terms(norm, softening, scale, neutrality, occupancy)
-    loss, shares = pairs.pairs_forward(_statistics(*statistics), terms, gradient)
-    return loss, loss.new_empty(0) if shares is None else shares
+    loss, slopes = pairs.pairs_forward(table, count, terms, gradient)
+    return loss, loss.new_empty(0) if slopes is None else slopes
 
 
 @pairs_forward.register_fake
 def _(
-    statistics: list[Tensor],
+    table: Tensor,
+    count: Tensor,
     norm: int,
     softening: float,
     scale: str,
@@ -182,23 +168,5 @@ def _(
     occupancy: float,
     gradient: bool,
 ) -> tuple[Tensor, Tensor]:
-    nucleus = statistics[-1]
-    samples, width = nucleus.shape
-    splits = pair_blocks(samples, 1).splits  # whatever the width
-    shares = (splits, samples * (5 + width)) if gradient else (0,)
-    return nucleus.new_empty(()), nucleus.new_empty(shares)
-
-
-@custom_op(
-    "atomsep::pairs_backward", mutates_args=(), schema="(Tensor shares, Tensor grad) -> Tensor"
-)
-def pairs_backward(shares: Tensor, grad: Tensor) -> Tensor:
-    """`atomsep.kernels.pairs.pairs_backward`."""
-    from atomsep.kernels import pairs
-
-    return pairs.pairs_backward(shares, grad)
-
-
-@pairs_backward.register_fake
-def _(shares: Tensor, grad: Tensor) -> Tensor:
-    return shares.new_empty(shares.shape[1])
+    slopes = torch.empty_like(table, memory_format=torch.contiguous_format)
+    return table.new_empty(()), slopes if gradient else table.new_empty(0)

@@ -66,15 +66,10 @@ def read_scores(
 
 
 @triton.jit
-def read_vector(at, column, features, feature, FRESH: tl.constexpr):
-    """A sample's vector of h' numbers by feature, 0 for the score.
-
-    A vector that another program of the same launch wrote is `FRESH`: not to be taken from the
-    nearest cache.
-    """
+def read_vector(at, column, features, feature):
+    """A sample's vector of h' numbers by feature, 0 for the score."""
     kept = (column < features) & (column != feature)
-    cache: tl.constexpr = ".cg" if FRESH else ""
-    return tl.load(at + position_of(column, feature), mask=kept, other=0.0, cache_modifier=cache)
+    return tl.load(at + position_of(column, feature), mask=kept, other=0.0)
 
 
 @triton.jit
@@ -91,14 +86,14 @@ def places(sample_at, token, column, stride_token, stride_feature):
 
 
 @triton.jit
-def read_offsets(here, read, clean, column, mu, mask, features, ROWS: tl.constexpr):
+def read_offsets(here, read, clean, column, mu, mask, features):
     """Tokens minus the nucleus in float32; finite, but without meaning, where `read` is false.
 
-    Where tokens are planes, a mask that changes along the direction of reading would split the
-    loads: all are read, and those that are not `clean` replaced.
+    A mask that changes along the direction of reading would split the loads: all tokens of a
+    masked latent are read, and those that are not `clean` replaced.
     """
     block = tl.load(here, mask=read[:, None] & (column < features)[None, :], other=0.0)
-    if not ROWS and mask is not None:
+    if mask is not None:
         block = tl.where(clean[:, None], block, 0.0)
     return block.to(tl.float32) - mu[None, :]
 

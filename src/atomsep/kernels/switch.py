@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from atomsep.statistics import Reading, Statistics
+    from atomsep.statistics import Reading
 
 Mode = Literal["auto", "triton", "torch"]
 
@@ -72,10 +72,10 @@ def for_tokens(
     return False
 
 
-def for_pairs(statistics: Statistics) -> bool:
-    """Whether the kernels are to take these statistics."""
-    if _mode == "torch" or (_mode == "auto" and not statistics.nucleus.is_cuda):
+def for_pairs(table: Tensor) -> bool:
+    """Whether the kernels are to take a table of statistics."""
+    if _mode == "torch" or (_mode == "auto" and not table.is_cuda):
         return False
     from atomsep import kernels
 
-    return kernels.supports_pairs(statistics)
+    return kernels.supports_pairs(table)
