@@ -26,7 +26,8 @@ SMALL = {
     "CHUNK": 32,
     "FIRST_FEATURES_ROWS": 32,
     "FIRST_FEATURES_PLANES": 16,
-    "FIRST_TILES": 3,
+    "FIRST_TILES_ROWS": 3,
+    "FIRST_TILES_PLANES": 3,
 }
 """Sizes at which small latents take every path that large ones take: many tiles and chunks."""
 

@@ -249,12 +249,12 @@ def test_masks_and_separate_scores(
     "ignore:invalid value:RuntimeWarning"
 )  # in the score's column, which is dropped
 def test_charges_at_their_limits(memory: str, device: torch.device) -> None:
-    """No electron, nothing else, infinite scores, and tokens that sit on the nucleus."""
+    """No electron, nothing else, huge and tiny scores, and tokens that sit on the nucleus."""
     case = Case(4, 9, 5, memory)
     values = torch.randn(4, 9, 5, generator=torch.Generator().manual_seed(0))
     values[0, :, 0] = values[0, :, 0].abs()
     values[1, :, 0] = -values[1, :, 0].abs() - 60
-    values[2, :, 0] = torch.tensor([torch.inf, -torch.inf, 1e-9, -1e-9, 0, 30, -30, 0.5, -0.5])
+    values[2, :, 0] = torch.tensor([1e30, -1e30, 1e-9, -1e-9, 0, 30, -30, 0.5, -0.5])
     values[3, :, 1:] = 0
     source = case.arrange(values)
     reading = Reading(case.layout(), 0, 2)

@@ -7,8 +7,9 @@ own affair:
     score:     (1 - q²)/2 · (gS + 2 q gQ,  plus gP for q > 0,
                plus -gG + w p·v - gr w |p - mu| for q < 0)
 
-Bytes: the arriving gradient in, the gradient out, and the latent: where tokens are rows its
-electrons alone, since `w v` is the gradient of all other positions. Bound by device memory.
+Bytes: the latent and the arriving gradient in, the gradient out. Only electrons' positions are
+needed, but leaving the other rows out made the passes slower: what to read is then known only
+when the scores have come, and nothing can be loaded ahead. Bound by device memory.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -27,10 +28,9 @@ from atomsep.kernels.read import (
     charge_of,
     directions,
     fold,
-    keep_positions,
     places,
     pull_of,
-    read_offsets,
+    read_positions,
     read_scores,
     read_vector,
     sizes,
@@ -96,7 +96,8 @@ def measure_backward(
             shape.sample, shape.wide,
             *_strides(written, tokens), *_strides(arriving, tokens), tiles, blocks.steps,
             NORM=norm, ROWS=shape.rows, ALIGN=shape.align, WHOLE=blocks.features >= features,
-            TOKENS=blocks.tokens, FEATURES=blocks.features, KEPT=blocks.kept, STAGES=blocks.stages,
+            TOKENS=blocks.tokens, FEATURES=blocks.features, KEPT=blocks.kept,
+            STAGES=blocks.stages,
             num_warps=blocks.warps, enable_fp_fusion=True,
         )  # fmt: skip
     return grad_source, grad_scores
@@ -159,14 +160,10 @@ def backward_kernel(
             stride_token, stride_feature,
         )  # fmt: skip
         q, slope = charge_of(score)
-        read = inside
-        if ROWS:
-            read = q < 0
         # Sums over features: |p - mu|, and p·v = (p - mu)·v + mu·v.
         if WHOLE:
             here = places(source_at, token, column, stride_token, stride_feature)
-            offset = read_offsets(here, read, real, column, mu, mask, features)
-            offset = keep_positions(offset, column, feature, scores)
+            offset = read_positions(here, inside, real, column, mu, mask, feature, features)
             length = tl.sum(sizes(offset, NORM), axis=1)
             along = tl.sum(offset * v[None, :], axis=1) + tl.sum(mu * v, axis=0)
         else:
@@ -178,8 +175,7 @@ def backward_kernel(
                 mu = read_vector(nucleus, column, features, feature)
                 v = pull_vector(grad_nucleus, mean_direction, g_radius, column, features, feature)
                 here = places(source_at, token, column, stride_token, stride_feature)
-                offset = read_offsets(here, read, real, column, mu, mask, features)
-                offset = keep_positions(offset, column, feature, scores)
+                offset = read_positions(here, inside, real, column, mu, mask, feature, features)
                 lengths += fold(sizes(offset, NORM), ROWS, KEPT)
                 alongs += fold(offset * v[None, :], ROWS, KEPT)
                 of_nucleus += mu * v
@@ -207,7 +203,7 @@ def backward_kernel(
                 mu = read_vector(nucleus, column, features, feature)
                 v = pull_vector(grad_nucleus, mean_direction, g_radius, column, features, feature)
                 here = places(source_at, token, column, stride_token, stride_feature)
-                offset = read_offsets(here, read, real, column, mu, mask, features)
+                offset = read_positions(here, inside, real, column, mu, mask, feature, features)
                 write(
                     written_at, arriving, token, column, offset, v, mass, pull, grad_score, scores,
                     tokens, features, feature, written_token, written_feature,

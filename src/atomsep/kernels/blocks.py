@@ -36,9 +36,12 @@ FIRST_FEATURES_ROWS = 256
 FIRST_FEATURES_PLANES = 64
 """The same where tokens lie together."""
 
-FIRST_TILES = 6
-"""Most programs that share a sample in the first launch, unless the samples alone are too few:
-every program of the second adds up what they left."""
+FIRST_TILES_ROWS = 9
+"""Programs that share a sample in the first launch, unless the samples alone are too few: every
+program of the second adds up what they left."""
+
+FIRST_TILES_PLANES = 2
+"""The same where tokens lie together."""
 
 
 class Blocks(NamedTuple):
@@ -66,42 +69,52 @@ def nucleus_blocks(samples: int, tokens: int, features: int, itemsize: int, rows
     widest = FIRST_FEATURES_ROWS if rows else FIRST_FEATURES_PLANES
     block_features = min(power_of_two(features), widest)
     block_tokens = _tokens(2 * WARP_TILE if rows else 4 * WARP_TILE, tokens, block_features)
-    tiles = max(FIRST_TILES, ceil_div(WAVE, samples * ceil_div(features, block_features)))
+    few = FIRST_TILES_ROWS if rows else FIRST_TILES_PLANES
+    tiles = max(few, ceil_div(WAVE, samples * ceil_div(features, block_features)))
     steps = ceil_div(ceil_div(tokens, block_tokens), tiles)
     return _blocks(block_tokens, block_features, steps, 1 if rows else 3, itemsize, rows)
 
 
 def radius_blocks(samples: int, tokens: int, features: int, itemsize: int, rows: bool) -> Blocks:
     """The second launch of the forward pass."""
-    return _whole_or_chunks(samples, tokens, features, itemsize, rows, rows_steps=64, stages=1)
+    if rows:
+        return _rows(samples, tokens, features, itemsize, 2 * WARP_TILE, most_steps=33, stages=2)
+    return _planes(tokens, features, itemsize, widest=128, warps=4)
 
 
 def backward_blocks(samples: int, tokens: int, features: int, itemsize: int, rows: bool) -> Blocks:
     """The backward pass."""
-    return _whole_or_chunks(samples, tokens, features, itemsize, rows, rows_steps=4, stages=3)
+    if rows:
+        return _rows(samples, tokens, features, itemsize, WARP_TILE, most_steps=16, stages=3)
+    return _planes(tokens, features, itemsize, widest=256, warps=2)
 
 
-def _whole_or_chunks(
+def _rows(
     samples: int,
     tokens: int,
     features: int,
     itemsize: int,
-    rows: bool,
-    rows_steps: int,
+    elements: int,
+    most_steps: int,
     stages: int,
 ) -> Blocks:
-    """Tiles as wide as the latent, read once; or chunks, read twice."""
+    """Tiles as wide as the latent, loaded ahead, unless it is very wide."""
     block_features = power_of_two(features)
-    if block_features > (WIDEST_ROWS if rows else WIDEST_PLANES):
-        block_tokens = _tokens(4 * WARP_TILE, tokens, CHUNK)
-        return _blocks(block_tokens, CHUNK, 1, 1, itemsize, rows)
-    if not rows:
-        block_tokens = _tokens(8 * WARP_TILE, tokens, block_features)
-        return _blocks(block_tokens, block_features, 1, 1, itemsize, rows, thread=64)
-    block_tokens = _tokens(WARP_TILE, tokens, block_features)
+    if block_features > WIDEST_ROWS:
+        return _blocks(_tokens(4 * WARP_TILE, tokens, CHUNK), CHUNK, 1, 1, itemsize, True)
+    block_tokens = _tokens(elements, tokens, block_features)
     most = ceil_div(tokens, block_tokens)
-    steps = min(rows_steps, max(1, ceil_div(samples * most, WAVE)), most)
-    return _blocks(block_tokens, block_features, steps, min(stages, steps), itemsize, rows)
+    steps = min(most_steps, max(1, samples * most // WAVE), most)
+    return _blocks(block_tokens, block_features, steps, min(stages, steps), itemsize, True)
+
+
+def _planes(tokens: int, features: int, itemsize: int, widest: int, warps: int) -> Blocks:
+    """One tile; where the latent is wider, its features come in chunks and are read twice."""
+    widest = min(widest, WIDEST_PLANES)
+    block_features = min(power_of_two(features), widest)
+    block_tokens = min(64, _tokens(8 * WARP_TILE, tokens, block_features))
+    made = _blocks(block_tokens, block_features, 1, 1, itemsize, False)
+    return made._replace(warps=min(made.warps, warps))
 
 
 class PairBlocks(NamedTuple):
@@ -124,13 +137,13 @@ class PairBlocks(NamedTuple):
 
 def pair_blocks(samples: int, width: int) -> PairBlocks:
     """All pairs of `samples` nuclei of `width` features."""
-    if samples >= 4096:
-        own, others, chunk, stages = 64, 32, 8, 1
-    elif samples >= 1024:
-        own, others, chunk, stages = 16, 32, 32, 2
+    if samples >= 2048:  # enough programs: share what is loaded
+        own, others, chunk, warps = 16, 64, 16, 8
+    elif samples > 64:
+        own, others, chunk, warps = 1, 128, 32, 4
     else:
-        own, others, chunk, stages = 4, 32, 32, 2
-    return PairBlocks(own, others, min(chunk, power_of_two(width)), 4, stages)
+        own, others, chunk, warps = 1, 32, 64, 1
+    return PairBlocks(own, others, min(chunk, power_of_two(width)), warps, 1)
 
 
 def ceil_div(number: int, step: int) -> int:

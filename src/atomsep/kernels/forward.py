@@ -32,11 +32,10 @@ from atomsep.kernels.read import (
     charge_of,
     directions,
     fold,
-    keep_positions,
     places,
     position_of,
     pull_of,
-    read_offsets,
+    read_positions,
     read_scores,
     sizes,
     spread_of,
@@ -222,11 +221,10 @@ def radius_kernel(
                 stride_token, stride_feature,
             )  # fmt: skip
             here = places(sample_at, token, column, stride_token, stride_feature)
-            offset = read_offsets(here, inside, real, column, mu, mask, features)
-            position = keep_positions(offset, column, feature, scores)
+            offset = read_positions(here, inside, real, column, mu, mask, feature, features)
             q, _ = charge_of(score)
             lightness = tl.maximum(-q, 0.0)
-            length = tl.sum(sizes(position, NORM), axis=1)
+            length = tl.sum(sizes(offset, NORM), axis=1)
             radius += lightness * spread_of(length, NORM)
             sums += directions(offset, NORM) * pull_of(lightness, length, NORM)[:, None]
         tl.store(row + column, tl.sum(sums, axis=0), mask=column < features)
@@ -247,9 +245,8 @@ def radius_kernel(
             column = start + tl.arange(0, FEATURES)
             mu = nucleus_of(of_first, column, features, feature, first_tiles, pitch, per_token)
             here = places(sample_at, token, column, stride_token, stride_feature)
-            offset = read_offsets(here, inside, real, column, mu, mask, features)
-            position = keep_positions(offset, column, feature, scores)
-            folded += fold(sizes(position, NORM), ROWS, KEPT)
+            offset = read_positions(here, inside, real, column, mu, mask, feature, features)
+            folded += fold(sizes(offset, NORM), ROWS, KEPT)
         length = tl.sum(folded, axis=1)
         radius += lightness * spread_of(length, NORM)
         pull = pull_of(lightness, length, NORM)
@@ -257,7 +254,7 @@ def radius_kernel(
             column = start + tl.arange(0, FEATURES)
             mu = nucleus_of(of_first, column, features, feature, first_tiles, pitch, per_token)
             here = places(sample_at, token, column, stride_token, stride_feature)
-            offset = read_offsets(here, inside, real, column, mu, mask, features)
+            offset = read_positions(here, inside, real, column, mu, mask, feature, features)
             sums = tl.sum(directions(offset, NORM) * pull[:, None], axis=0)
             tl.store(row + column, sums, mask=column < features)
             if tile == 0:
@@ -266,18 +263,29 @@ def radius_kernel(
     tl.store(row + features, tl.sum(radius, axis=0))
     tl.debug_barrier()
     if tl.atomic_add(arrivals + sample, 1, sem="acq_rel") == tiles - 1:
-        columns: tl.constexpr = FEATURES if FEATURES < 256 else 256
-        for start in range(0, features, columns):
-            column = start + tl.arange(0, columns)
-            inner = column < features
-            sums = column_sums(of_second, column, inner, tiles, pitch) * per_token
-            kept = inner & (column != feature)
-            tl.store(mean_direction + sample * width + position_of(column, feature), sums, kept)
-        index = tl.arange(0, 4)
-        tallies = column_sums(of_first, features + index, index < 4, first_tiles, pitch)
-        tl.store(table_at + index, tallies)
-        spread = column_sums(of_second, features + index, index < 1, tiles, pitch)
-        tl.store(table_at + 4 + index, spread * per_token, mask=index < 1)
+        finish(
+            of_first, of_second, table_at, mean_direction + sample * width, features, feature,
+            first_tiles, tiles, pitch, per_token, FEATURES,
+        )  # fmt: skip
+
+
+@triton.jit
+def finish(
+    of_first, of_second, table_at, mean_direction, features, feature, first_tiles, tiles, pitch,
+    per_token, FEATURES: tl.constexpr,
+):  # fmt: skip
+    """Add up what both launches left of a sample; its nucleus is in the table already."""
+    columns: tl.constexpr = FEATURES if FEATURES < 256 else 256
+    for start in range(0, features, columns):
+        column = start + tl.arange(0, columns)
+        inner = column < features
+        sums = column_sums(of_second, column, inner, tiles, pitch) * per_token
+        tl.store(mean_direction + position_of(column, feature), sums, inner & (column != feature))
+    index = tl.arange(0, 4)
+    tallies = column_sums(of_first, features + index, index < 4, first_tiles, pitch)
+    tl.store(table_at + index, tallies)
+    spread = column_sums(of_second, features + index, index < 1, tiles, pitch)
+    tl.store(table_at + 4 + index, spread * per_token, mask=index < 1)
 
 
 @triton.jit

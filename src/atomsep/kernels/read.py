@@ -2,9 +2,7 @@
 
 A tile is `(tokens, features)` whatever the memory looks like; strides say where its numbers lie,
 and the compiler reads along the one that is 1. Tokens are rows where features lie together
-(channels-last, `(M, L, C)`), planes where tokens do (contiguous NCHW). Padding may hold anything,
-NaN too: it is not read where tokens are rows, and replaced by zero where they are planes.
-Addresses are 64-bit throughout.
+(channels-last, `(M, L, C)`), planes where tokens do (contiguous NCHW). Padding may hold anything, NaN too: it is replaced by zero. Addresses are 64-bit throughout.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -17,21 +15,16 @@ import triton.language as tl
 
 @triton.jit
 def charge_of(score):
-    """Charge q = tanh(score / 2), and its slope (1 - q²) / 2, both to the last digits.
+    """Charge q = tanh(score / 2), and its slope (1 - q²) / 2.
 
-    From e = exp(-|score|): q = (1 - e) / (1 + e), a series where that cancels, and the slope
-    2 e / (1 + e)², which does not cancel where q is near 1.
+    From e = exp(-|score|): q = (1 - e) / (1 + e), but half the score where that would cancel, and
+    the slope 2 e / (1 + e)², which keeps its digits where q is near 1.
     """
     size = tl.abs(score)
     decay = tl.exp(-size)
-    half = size * 0.5
-    square = half * half
-    series = square * (0.13333333 + square * (-0.053968254 + square * 0.021869488))
-    near = half + half * square * (-0.33333334 + series)
-    far = (1 - decay) / (1 + decay)
-    magnitude = tl.where(size < 0.5, near, far)
-    charge = tl.where(score < 0, -magnitude, magnitude)
-    return charge, 2 * decay / ((1 + decay) * (1 + decay))
+    part = 1 / (1 + decay)
+    magnitude = tl.where(size < 1e-3, 0.5 * size, (1 - decay) * part)
+    return tl.where(score < 0, -magnitude, magnitude), 2 * decay * part * part
 
 
 @triton.jit
@@ -86,24 +79,18 @@ def places(sample_at, token, column, stride_token, stride_feature):
 
 
 @triton.jit
-def read_offsets(here, read, clean, column, mu, mask, features):
-    """Tokens minus the nucleus in float32; finite, but without meaning, where `read` is false.
+def read_positions(here, read, clean, column, mu, mask, feature, features):
+    """Positions minus the nucleus in float32, 0 for the score, whose `mu` is 0.
 
-    A mask that changes along the direction of reading would split the loads: all tokens of a
-    masked latent are read, and those that are not `clean` replaced.
+    Finite, but without meaning, where `read` is false. A mask that changes along the direction of
+    reading would split the loads: all tokens of a masked latent are read, and those that are not
+    `clean` replaced.
     """
     block = tl.load(here, mask=read[:, None] & (column < features)[None, :], other=0.0)
     if mask is not None:
         block = tl.where(clean[:, None], block, 0.0)
-    return block.to(tl.float32) - mu[None, :]
-
-
-@triton.jit
-def keep_positions(offset, column, feature, scores):
-    """Zero in the score's column."""
-    if scores is not None:
-        return offset
-    return tl.where((column != feature)[None, :], offset, 0.0)
+    kept = tl.where(column == feature, 0.0, 1.0)
+    return block.to(tl.float32) * kept[None, :] - mu[None, :]
 
 
 @triton.jit
