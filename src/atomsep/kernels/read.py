@@ -2,7 +2,8 @@
 
 A tile is `(tokens, features)` whatever the memory looks like; strides say where its numbers lie,
 and the compiler reads along the one that is 1. Tokens are rows where features lie together
-(channels-last, `(M, L, C)`), planes where tokens do (contiguous NCHW). Padding may hold anything, NaN too: it is replaced by zero. Addresses are 64-bit throughout.
+(channels-last, `(M, L, C)`), planes where tokens do (contiguous NCHW). Padding may hold anything,
+NaN too: it is replaced by zero. Addresses are 64-bit throughout.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
