@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import settings
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported
+
+torch.set_num_threads(1)  # the tensors are small: threads would only wait for each other
 
 settings.register_profile("atomsep", deadline=None, derandomize=True, database=None)
 settings.load_profile("atomsep")

@@ -106,8 +106,8 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, norm: int, block
     terms = Terms(norm, 0.01, "mean", 1, 1)
     expected = by_matrix(statistics, terms)
     monkeypatch.setattr(pairs, "BLOCK", block)
-    rows = [block.rows for block in pairs.row_blocks(statistics, terms)]
-    assert len(rows) == -(-7 // min(7, max(1, block // 7)))
+    blocks = list(pairs.row_blocks(statistics, terms))
+    assert len(blocks) == -(-7 // min(7, max(1, block // 7)))
     loss = total_loss(statistics, terms)
     close(loss, expected)
     close(gradients(loss, statistics), gradients(expected, statistics))

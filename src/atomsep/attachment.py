@@ -355,7 +355,7 @@ class LayerTap:
         statistics, self.statistics = self.statistics, None
         if statistics is None:
             raise RuntimeError(f"layer {self.name!r} {self._why_nothing()}")
-        if not statistics.nucleus.requires_grad:
+        if not statistics.table.requires_grad:
             self.watch.tell(
                 "frozen",
                 f"no gradient reaches layer {self.name!r}: everything before it is frozen, so its "

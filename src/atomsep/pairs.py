@@ -54,13 +54,12 @@ def total_loss(
         terms: norm, softening, scale and the weights of the constraints.
         pairs: indices of the first and second samples of the pairs to take; None for all.
     """
-    with torch.autocast(statistics.nucleus.device.type, enabled=False):
-        if pairs is None:
-            loss: Tensor = _AllPairs.apply(statistics.table, statistics.count, terms)
-            return loss
-        energy = listed_energy(statistics, *pairs, terms)
-        mean = energy.mean() if len(energy) else 0 * statistics.nucleus.sum()
-        return mean + constraints(statistics, terms)
+    if pairs is None:
+        loss: Tensor = _AllPairs.apply(statistics.table, statistics.count, terms)
+        return loss
+    energy = listed_energy(statistics, *pairs, terms)
+    mean = energy.mean() if len(energy) else 0 * statistics.nucleus.sum()
+    return mean + constraints(statistics, terms)
 
 
 def constraints(statistics: AtomStatistics, terms: Terms) -> Tensor:
