@@ -32,7 +32,7 @@ bench: $(VENV)/ready  ## Speed and memory against named alternatives
 	$(RUN)/python -m benchmarks.cpu
 
 test-oldest: $(OLDEST)/ready  ## The tests on the oldest supported dependencies
-	$(OLDEST)/bin/python -m pytest
+	$(OLDEST)/bin/python -m pytest -W "ignore::DeprecationWarning"  # of old libraries on newer ones
 
 $(VENV)/ready: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "atomsep needs Python 3.10 or newer; pass one with make PYTHON=...")'

@@ -261,14 +261,14 @@ def _offsets(
 
 def _weighted_sum(weights: Tensor, vectors: Tensor) -> Tensor:
     """Sum of w_i x_i over tokens: `(M, N)`, `(M, N, h)` to `(M, h)`."""
-    if vectors.is_cuda:  # where a matrix product may be rounded to TF32
+    if vectors.device.type == "cuda":  # where a matrix product may be rounded to TF32
         return (weights.unsqueeze(-1) * vectors).sum(1)
     return torch.bmm(weights.unsqueeze(1), vectors).squeeze(1)
 
 
 def _dot(vectors: Tensor, v: Tensor) -> Tensor:
     """x_i·v of every token: `(M, N, h)`, `(M, h)` to `(M, N)`."""
-    if vectors.is_cuda:
+    if vectors.device.type == "cuda":
         return (vectors * v.unsqueeze(1)).sum(-1)
     return torch.bmm(v.unsqueeze(1), vectors.transpose(1, 2)).squeeze(1)
 

@@ -58,7 +58,7 @@ def for_tokens(
     source: Tensor, scores: Tensor | None, mask: Tensor | None, reading: Reading
 ) -> bool:
     """Whether the kernels are to read these tokens."""
-    if _mode == "torch" or (_mode == "auto" and not source.is_cuda):
+    if _mode == "torch" or (_mode == "auto" and source.device.type != "cuda"):
         return False
     from atomsep import kernels
 
@@ -74,7 +74,7 @@ def for_tokens(
 
 def for_pairs(table: Tensor) -> bool:
     """Whether the kernels are to take a table of statistics."""
-    if _mode == "torch" or (_mode == "auto" and not table.is_cuda):
+    if _mode == "torch" or (_mode == "auto" and table.device.type != "cuda"):
         return False
     from atomsep import kernels
 
