@@ -12,16 +12,24 @@ look at its version counter afterwards tells whether anybody writes; only then c
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from atomsep.functional import neutrality, occupancy
-from atomsep.layout import DESCRIPTIONS, Axes, Layout, infer_axes, resolve_layout
+from atomsep.layout import (
+    DESCRIPTIONS,
+    Axes,
+    Layout,
+    feature_widths,
+    infer_axes,
+    resolve_layout,
+)
 from atomsep.loss import AtomLoss
-from atomsep.masks import MaskSource, MaskTap, find_mask
+from atomsep.masks import MaskSlot, MaskSource, MaskTap, find_mask_hosts
 from atomsep.pairs import mean_distance, mean_energy
 from atomsep.statistics import Statistics
 from atomsep.targets import Key, Target, find_layers, pick_tensor, put_tensor
@@ -117,13 +125,11 @@ class Attachment:
     """
 
     def __init__(self, model: nn.Module, criterion: AtomLoss, weight: float) -> None:
-        # A compiled wrapper shares its modules with the model inside, which the compiler traces.
-        self.model: nn.Module = getattr(model, "_orig_mod", model)
+        self.model = _unwrapped(model)
         self.criterion = criterion
         self.weight = weight
         self.active = True
         self._taps: list[LayerTap] = []
-        self._mask_taps: list[tuple[nn.Module, MaskTap]] = []
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
     @property
@@ -153,6 +159,8 @@ class Attachment:
                 or the output was overwritten in place for the first time after earlier steps
                 left it alone.
         """
+        for tap in self._taps:
+            tap.check_loss()  # before any is taken
         losses = [tap.take_loss() for tap in self._taps]
         return self.weight * (losses[0] if len(losses) == 1 else torch.stack(losses).mean())
 
@@ -222,17 +230,12 @@ class Attachment:
         select: Key,
         skip: int,
     ) -> None:
-        found = find_mask(self.model, layer, mask)
-        mask_tap = None
-        if found is not None:
-            host, source = found
-            known = (tap for module, tap in self._mask_taps if module is host)
-            mask_tap = next(known, None)
-            if mask_tap is None:
-                mask_tap = MaskTap(host, source)
-                self._mask_taps.append((host, mask_tap))
-                self._handles.append(host.register_forward_pre_hook(mask_tap, with_kwargs=True))
-        tap = LayerTap(self, name, layer, layout, mask_tap, select, skip)
+        slot = MaskSlot()
+        hosts = find_mask_hosts(self.model, layer, mask)
+        for host, source in hosts:
+            hook = MaskTap(slot, host, source, outermost=host is hosts[0][0])
+            self._handles.append(host.register_forward_pre_hook(hook, with_kwargs=True))
+        tap = LayerTap(self, name, layer, layout, slot, select, skip)
         self._taps.append(tap)
         self._handles.append(layer.register_forward_hook(tap))
 
@@ -246,19 +249,20 @@ class LayerTap:
         name: str,
         layer: nn.Module,
         layout: Axes | Literal["auto"],
-        mask_tap: MaskTap | None,
+        mask_slot: MaskSlot,
         select: Key,
         skip: int,
     ) -> None:
         self.attachment = attachment
         self.name = name
-        self.mask_tap = mask_tap
+        self.mask_slot = mask_slot
         self.select = select
         self.skip = skip
         root = attachment.model
         self.axes = {
             dim: infer_axes(layer, root, dim) if layout == "auto" else layout for dim in (3, 4, 5)
         }
+        self.widths = feature_widths(layer) if layout == "auto" else None
         self.layer_kind = type(layer).__name__
         self.watch = Watch(name)
         self.writes: bool | None = None
@@ -266,7 +270,10 @@ class LayerTap:
 
     def forget(self) -> None:
         """Drop everything of the last forward."""
-        self.handed_on: tuple[Tensor, int] | None = None
+        self.mask_slot.value = None
+        self.recall: tuple[Tensor | None, int] | None = None
+        self.held: Tensor | None = None
+        self.handed_on: tuple[weakref.ref[Tensor], int] | None = None
         self.statistics: Statistics | None = None
         self.numbers: Statistics | None = None
         self.charge: Tensor | None = None
@@ -275,7 +282,9 @@ class LayerTap:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy or a pickle starts without live tensors."""
-        live = dict.fromkeys(("handed_on", "statistics", "numbers", "charge", "read_as"))
+        live = dict.fromkeys(
+            ("recall", "held", "handed_on", "statistics", "numbers", "charge", "read_as")
+        )
         return {**self.__dict__, **live, "idle_reason": ""}
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
@@ -289,10 +298,16 @@ class LayerTap:
                 f"other devices are out of reach; use DistributedDataParallel"
             )
         key, latent = pick_tensor(output, self.select, self.name)
-        layout = resolve_layout(self.axes, self.skip, self.name, self.layer_kind, latent)
-        mask = self._mask(layout, latent)
+        if latent.is_nested:  # the fast path of nn.TransformerEncoder, in eval mode alone
+            self.charge, self.idle_reason = None, "gave a nested tensor"
+            return None
+        layout = resolve_layout(
+            self.axes, self.skip, self.name, self.layer_kind, latent, self.widths
+        )
+        training = torch.is_grad_enabled() and attachment.model.training
+        mask = self._mask(layout, latent, training)
         criterion = attachment.criterion
-        if not (torch.is_grad_enabled() and attachment.model.training):
+        if not training:
             with torch.no_grad():
                 self.charge = criterion.importance(layout.tokens(latent.detach()), mask)
             self.read_as = (layout, tuple(latent.shape))
@@ -304,25 +319,36 @@ class LayerTap:
                     "checkpointing (pass use_reentrant=False to torch.utils.checkpoint)"
                 )
             return None
-        self._settle()
+        again = _in_backward()  # a checkpoint is being recomputed: the loss is taken already
+        if not again:
+            self._settle(at_next_forward=True)
+            self.recall = (mask, criterion.draws)
         passing = "alias" if self.writes is False and not torch.compiler.is_compiling() else "clone"
+        draws = criterion.draws
+        if again and self.recall is not None:  # the same tokens, drawn and masked as before
+            mask, criterion.draws = self.recall
         measured = criterion.measure(latent, mask, layout, passing=passing)
         passed = measured.passed
         assert passed is not None
-        if not _in_backward():  # else a checkpoint is being recomputed: the loss is taken already
+        if again:
+            criterion.draws = draws
+        else:
             self.statistics = measured.statistics
             self.numbers = measured.statistics.detach()
             self.charge = measured.charge
             self.read_as = (layout, tuple(latent.shape))
             self.idle_reason = ""
             if not torch.compiler.is_compiling():
-                self.handed_on = (passed, passed._version)
+                self.held, self.handed_on = passed, (weakref.ref(passed), passed._version)
         return put_tensor(output, key, passed)
 
-    def _mask(self, layout: Layout, latent: Tensor) -> Tensor | None:
-        mask = None if self.mask_tap is None else self.mask_tap.value
+    def _mask(self, layout: Layout, latent: Tensor, training: bool) -> Tensor | None:
+        mask = self.mask_slot.value
         if mask is None:
             return None
+        if not training and mask.dim() == 2 and latent.dim() == 3:
+            # generation with a cache: the mask covers what came before too
+            mask = mask[:, -layout.token_shape(latent)[1] :]
         try:
             return layout.flatten_mask(mask, latent)
         except (TypeError, ValueError) as error:
@@ -330,16 +356,23 @@ class LayerTap:
                 f"layer {self.name!r}: {error}; mask=False leaves masks out"
             ) from None
 
-    def _settle(self) -> None:
-        """Look whether the tensor handed on last was written to."""
+    def _settle(self, at_next_forward: bool = False) -> None:
+        """Look whether the tensor handed on last was written to.
+
+        That nobody writes is settled when the next forward begins: a consumer may come after
+        the loss was taken. Until then it is held, and after that only looked at if still there.
+        """
         if self.handed_on is None:
             return
-        tensor, version = self.handed_on
-        self.handed_on = None
-        written = tensor._version != version
+        reference, version = self.handed_on
+        tensor = reference()
+        written = tensor is not None and tensor._version != version
         late = written and self.writes is False
-        self.writes = written or bool(self.writes)
-        if late:
+        self.held = None
+        if written or at_next_forward:
+            self.handed_on = None
+            self.writes = written or bool(self.writes)
+        if late and not at_next_forward:
             self.statistics = None
             raise RuntimeError(
                 f"the output of layer {self.name!r} was overwritten in place for the first time, "
@@ -347,14 +380,18 @@ class LayerTap:
                 f"run the step again: from now on a copy is handed on"
             )
 
-    def take_loss(self) -> Tensor:
-        """The loss of the last training forward; once."""
+    def check_loss(self) -> None:
+        """Refuse where there is no loss to take."""
         if not self.attachment.active:
             raise RuntimeError("the attachment was detached; attach again for a loss")
         self._settle()
-        statistics, self.statistics = self.statistics, None
-        if statistics is None:
+        if self.statistics is None:
             raise RuntimeError(f"layer {self.name!r} {self._why_nothing()}")
+
+    def take_loss(self) -> Tensor:
+        """The loss of the last training forward; once."""
+        statistics, self.statistics = self.statistics, None
+        assert statistics is not None
         if not statistics.table.requires_grad:
             self.watch.tell(
                 "frozen",
@@ -367,13 +404,15 @@ class LayerTap:
         return loss
 
     def _why_nothing(self) -> str:
+        if not self.attachment.active:
+            return "was detached, and with it went what was held of its last forward"
         if self.numbers is not None and not self.idle_reason:
             return (
                 "has no new forward: loss() gives each forward's loss once; keep its value, or "
                 "run the model again"
             )
         if self.idle_reason:
-            return f"{self.idle_reason}: only its importance is there, no loss"
+            return f"{self.idle_reason}: there is no loss of that"
         return (
             "has not run since it was attached. Run the model first; if it did run, the layer is "
             "not part of its forward, or the model was called compiled before attaching: attach "
@@ -405,6 +444,17 @@ class LayerTap:
         values = dict(zip(parts, torch.stack(list(parts.values())).tolist(), strict=True))
         values["neutrons"] = 1 - values["protons"] - values["electrons"]
         return values
+
+
+def _unwrapped(model: Any) -> nn.Module:
+    """The model inside compiled and data-parallel wrappers, whose modules are the same."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        else:
+            return cast(nn.Module, model)
 
 
 def _in_backward() -> bool:

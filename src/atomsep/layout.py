@@ -7,7 +7,7 @@ the kind of module where that is certain, and asked for otherwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,6 +45,10 @@ class Layout:
             tokens = output.transpose(0, 1)
         return tokens[:, self.skip :] if self.skip else tokens
 
+    def front(self, output: Tensor) -> Tensor:
+        """The tokens that are skipped, `(M, skip, h)`."""
+        return Layout(self.axes).tokens(output)[:, : self.skip]
+
     def token_shape(self, output: Tensor) -> tuple[int, ...]:
         """Shape of the tokens before any is skipped: `(M, H, W)` or `(M, L)`."""
         shape = tuple(output.shape)
@@ -66,7 +70,10 @@ class Layout:
     def flatten_mask(self, mask: Tensor, output: Tensor) -> Tensor:
         """A mask of the layer's tokens, `(M, H, W)` or `(M, L)`, as `(M, N)`."""
         expected = self.token_shape(output)
-        if tuple(mask.shape) != expected and mask.shape != (expected[0], math.prod(expected[1:])):
+        length = math.prod(expected[1:])
+        if mask.shape == (expected[0], length - self.skip):
+            mask = torch.nn.functional.pad(mask, (self.skip, 0))
+        if tuple(mask.shape) != expected and mask.shape != (expected[0], length):
             raise ValueError(
                 f"the mask has shape {tuple(mask.shape)}, but the tokens of the layer, whose "
                 f"output is {tuple(output.shape)}, have {expected}"
@@ -89,9 +96,16 @@ class Layout:
 
 
 def resolve_layout(
-    axes_by_dim: Mapping[int, Axes | None], skip: int, name: str, kind: str, output: Tensor
+    axes_by_dim: Mapping[int, Axes | None],
+    skip: int,
+    name: str,
+    kind: str,
+    output: Tensor,
+    widths: Collection[int] | None = None,
 ) -> Layout:
     """The layout of a layer's output, from what is known of the layer for each number of axes.
+
+    With `widths` the axis of the features must have one of these sizes.
 
     Raises:
         ValueError: the shape fits no layout, or none is certain.
@@ -104,7 +118,8 @@ def resolve_layout(
             f"{', '.join(DESCRIPTIONS.values())}"
         )
     axes = axes_by_dim[len(shape)]
-    if axes is None:
+    features = shape[1] if axes == "channels_first" else shape[-1]
+    if axes is None or (widths is not None and features not in widths):
         options = "; ".join(f'layout="{key}" for {text}' for key, text in DESCRIPTIONS.items())
         raise ValueError(
             f"layer {name!r} ({kind}) gives shape {shape}, and which axis holds the tokens is not "
@@ -140,7 +155,8 @@ def infer_axes(module: nn.Module, root: nn.Module, dim: int) -> Axes | None:
     The leaves inside the layer must agree: convolutions and batch norms put features on axis 1,
     linear layers and layer norms last. Exact types only: a subclass may permute.
     A layer with both, or with neither, is not certain; nor is a sequence in a model that holds
-    an attention with `batch_first=False`, where the first axis may be the length.
+    an attention or a recurrent layer with `batch_first=False`, where the first axis may be the
+    length.
     """
     leaves = list(_last_leaves(module))
     first = [leaf for leaf in leaves if type(leaf) in _CHANNELS_FIRST]
@@ -149,10 +165,23 @@ def infer_axes(module: nn.Module, root: nn.Module, dim: int) -> Axes | None:
         expected = {_CHANNELS_FIRST[type(leaf)] for leaf in first} - {None}
         return "channels_first" if expected <= {dim} else None
     if last and not first:
-        attentions = (m for m in root.modules() if isinstance(m, nn.MultiheadAttention))
-        length_first = any(not attention.batch_first for attention in attentions)
+        if any(len(getattr(leaf, "normalized_shape", "1")) > 1 for leaf in last):
+            return None  # a norm over several axes says nothing of which holds the features
+        kinds = (nn.MultiheadAttention, nn.RNNBase)
+        sequential = (m for m in root.modules() if isinstance(m, kinds))
+        length_first = any(not module.batch_first for module in sequential)
         return None if dim == 3 and length_first else "channels_last"
     return None
+
+
+def feature_widths(module: nn.Module) -> set[int]:
+    """How many features the leaves that shape a layer's output give."""
+    names = ("out_features", "out_channels", "num_features", "num_channels", "embedding_dim")
+    widths: set[int] = set()
+    for leaf in _last_leaves(module):
+        widths.update(getattr(leaf, name) for name in names if hasattr(leaf, name))
+        widths.update(getattr(leaf, "normalized_shape", ())[-1:])
+    return widths
 
 
 def _last_leaves(module: nn.Module) -> Iterator[nn.Module]:

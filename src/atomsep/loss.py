@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from typing import Literal
 
 import torch
@@ -86,12 +87,14 @@ class AtomLoss(nn.Module):
                 raise ValueError(f"{name} must be a weight of at least 0, not {value!r}")
         if pairs not in ("all", "sampled"):
             raise ValueError(f'pairs must be "all" or "sampled", not {pairs!r}')
-        if not (tokens is None or isinstance(tokens, int)):
+        if isinstance(tokens, bool) or not (tokens is None or isinstance(tokens, int)):
             raise TypeError(f"tokens must be None or a whole number, not {tokens!r}")
         if tokens is not None and tokens < 1:
             raise ValueError(f"tokens must be None for all of them, or at least 1, not {tokens!r}")
-        if isinstance(charge, bool) or not (isinstance(charge, int) or callable(charge)):
-            raise TypeError(f"charge must be a feature index or a callable, not {charge!r}")
+        if not callable(charge):
+            if isinstance(charge, bool) or not hasattr(charge, "__index__"):
+                raise TypeError(f"charge must be a feature index or a callable, not {charge!r}")
+            charge = operator.index(charge)
         if not (position is None or callable(position)):
             raise TypeError(f"position must be None or a callable, not {position!r}")
         self.terms = Terms(norm, softening, scale, neutrality, occupancy)

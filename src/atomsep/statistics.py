@@ -321,11 +321,10 @@ def backward_slabs(
     tokens, written = layout.tokens(source), layout.tokens(grad_source)
     arriving = None if grad_passed is None else layout.tokens(grad_passed)
     if layout.skip:
-        front = Layout(layout.axes).tokens(grad_source)[:, : layout.skip]
         if grad_passed is None:
-            front.zero_()
+            layout.front(grad_source).zero_()
         else:
-            front.copy_(Layout(layout.axes).tokens(grad_passed)[:, : layout.skip])
+            layout.front(grad_source).copy_(layout.front(grad_passed))
     for some in slabs(tokens):
         slab = _read_slab(
             tokens[some],

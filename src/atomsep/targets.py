@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -39,24 +40,29 @@ def find_layers(model: nn.Module, target: Target) -> dict[str, nn.Module]:
             "nn.DataParallel runs copies of the model in threads, whose latents never meet; "
             "use torch.nn.parallel.DistributedDataParallel, or attach to one device's model"
         )
-    names = {name: _unwrapped(name) for name, _ in model.named_modules()}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    names = {name: _unwrapped(name) for name in modules}
+    clashing = {plain for plain, times in Counter(names.values()).items() if times > 1}
     entries = [target] if isinstance(target, (str, nn.Module)) else list(target)
     if not entries:
         raise ValueError("the target is an empty list; name at least one layer")
     layers: dict[str, nn.Module] = {}
     for entry in entries:
         if isinstance(entry, nn.Module):
-            found = [name for name, module in model.named_modules() if module is entry]
+            found = [name for name, module in modules.items() if module is entry][:1]
+        elif entry in modules:
+            found = [entry]
         else:
-            found = [name for name, plain in names.items() if entry in (name, plain)]
+            found = [name for name, plain in names.items() if entry == plain]
             found = found or [
                 name for name, plain in names.items() if plain and fnmatchcase(plain, entry)
             ]
         if not found:
             raise ValueError(_no_match(entry, list(names.values())))
-        layers.update(
-            (names[name] or type(model).__name__, model.get_submodule(name)) for name in found
-        )
+        for name in found:
+            shown = name if names[name] in clashing else names[name]
+            if not any(modules[name] is layer for layer in layers.values()):
+                layers[shown or type(model).__name__] = modules[name]
     return layers
 
 

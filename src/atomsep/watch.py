@@ -78,8 +78,9 @@ class Watch:
         if not math.isfinite(loss):
             self.tell(
                 "finite",
-                f"the atom loss of layer {self.name!r} is {loss}: its output holds NaN or Inf, or "
-                f"a mask left a sample without tokens; look at the model before this layer",
+                f"the atom loss of layer {self.name!r} is {loss}: its output holds NaN or Inf, a "
+                f"mask left a sample without tokens, or nuclei coincide and softening is 0; look "
+                f"at the model before this layer",
             )
         elif negative > 0:
             self.told.add("negative")  # seen a negative charge: nothing to say

@@ -37,7 +37,7 @@ from atomsep.kernels.read import (
     spread_of,
     unpack,
 )
-from atomsep.kernels.strides import front, geometry
+from atomsep.kernels.strides import geometry
 
 if TYPE_CHECKING:
     from atomsep.statistics import Reading
@@ -82,11 +82,11 @@ def measure_backward(
     written = layout.tokens(grad_source)
     arriving = None if grad_passed is None else layout.tokens(grad_passed)
     if layout.skip:
-        skipped = front(grad_source, layout)
+        skipped = layout.front(grad_source)
         if grad_passed is None:
             skipped.zero_()
         else:
-            skipped.copy_(front(grad_passed, layout))
+            skipped.copy_(layout.front(grad_passed))
     with torch.cuda.device_of(source):
         backward_kernel[(samples * tiles,)](
             tokens, None if scores is None else scores.contiguous(),

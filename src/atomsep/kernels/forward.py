@@ -41,7 +41,7 @@ from atomsep.kernels.read import (
     spread_of,
     unpack,
 )
-from atomsep.kernels.strides import front, geometry
+from atomsep.kernels.strides import geometry
 
 if TYPE_CHECKING:
     from atomsep.statistics import Reading
@@ -92,7 +92,7 @@ def measure_forward(
             copied.copy_(source)
             target = None
         elif layout.skip:
-            front(copied, layout).copy_(front(source, layout))
+            layout.front(copied).copy_(layout.front(source))
     scores = None if scores is None else scores.contiguous()
     mask = None if mask is None else mask.contiguous()
     score_at = features if feature is None else feature % features

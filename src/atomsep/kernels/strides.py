@@ -27,11 +27,6 @@ def token_strides(source: Tensor, layout: Layout) -> tuple[int, int, int] | None
     return stride[0], along_tokens, stride[1 if layout.axes == "channels_first" else -1]
 
 
-def front(output: Tensor, layout: Layout) -> Tensor:
-    """The tokens that a layout skips."""
-    return Layout(layout.axes).tokens(output)[:, : layout.skip]
-
-
 class Geometry(NamedTuple):
     """Where the numbers of `(M, N, h)` tokens lie, as the kernels take it.
 
