@@ -38,9 +38,15 @@ def append(topic: str, rows: list[dict[str, object]]) -> Path:
         "torch": torch.__version__,
     }
     full = [{**head, **row} for row in rows]
+    columns = list(full[0])
+    if path.exists():
+        with path.open(newline="") as file:
+            known = next(csv.reader(file))
+        if known != columns:
+            raise ValueError(f"{path} has the columns {known}, and these rows have {columns}")
     fresh = not path.exists()
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(full[0]))
+        writer = csv.DictWriter(file, fieldnames=columns)
         if fresh:
             writer.writeheader()
         writer.writerows(full)
