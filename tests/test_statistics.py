@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from atomsep import AtomLoss, statistics
+from atomsep import AtomLoss, slabs
 from atomsep import functional as F
 from atomsep.layout import Layout
-from atomsep.statistics import Reading, Statistics, measure
+from atomsep.measure import measure
+from atomsep.statistics import Reading, Statistics
 
 FIELDS = ("protons", "electrons", "charge_sum", "charge_square", "radius", "nucleus")
 MASK = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 1, 1], [0, 0, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
@@ -140,8 +141,8 @@ def test_slabs_change_nothing(
     latent = make_batch(4, 5, 4, seed=8).requires_grad_()
     whole = read(latent, mask, norm=norm)
     (expected,) = gradient(weigh(whole), latent)
-    monkeypatch.setitem(statistics.SLAB, "cpu", elements)
-    assert len(list(statistics.slabs(latent))) == -(-4 // max(1, elements // 20))
+    monkeypatch.setitem(slabs.SLAB, "cpu", elements)
+    assert len(list(slabs.slabs(latent))) == -(-4 // max(1, elements // 20))
     parts = read(latent, mask, norm=norm)
     for name in FIELDS:
         close(getattr(parts, name), getattr(whole, name))

@@ -1,39 +1,26 @@
 """Attach atom modeling to a layer of any model.
 
-A forward hook hands the layer's output on through one autograd node, which also gives the
-per-sample statistics (see `atomsep.statistics`). The loss is made from them later, outside the
-model, when `Attachment.loss` is called.
-
-What is handed on may be overwritten by its consumer (`relu(inplace=True)`, `out += identity`),
-while the gradient needs the output as it was. So the first training forward hands on a copy, and a
-look at its version counter afterwards tells whether anybody writes; only then copies are kept up.
+Hooks on the layers read their outputs (`atomsep.tap`); an attachment makes of that the loss, the
+importance and the statistics when it is asked for them.
 """
 
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Iterator
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from atomsep.functional import neutrality, occupancy
 from atomsep.layout import (
     DESCRIPTIONS,
     Axes,
-    Layout,
-    feature_widths,
-    infer_axes,
-    resolve_layout,
 )
 from atomsep.loss import AtomLoss
 from atomsep.masks import MaskSlot, MaskSource, MaskTap, find_mask_hosts
-from atomsep.pairs import mean_distance, mean_energy
-from atomsep.statistics import Statistics
-from atomsep.targets import Key, Target, find_layers, pick_tensor, put_tensor
-from atomsep.watch import Watch
+from atomsep.tap import LayerTap
+from atomsep.targets import Key, Target, find_layers
 
 
 def attach(
@@ -240,212 +227,6 @@ class Attachment:
         self._handles.append(layer.register_forward_hook(tap))
 
 
-class LayerTap:
-    """The hook on one layer, and what it holds of the last forward."""
-
-    def __init__(
-        self,
-        attachment: Attachment,
-        name: str,
-        layer: nn.Module,
-        layout: Axes | Literal["auto"],
-        mask_slot: MaskSlot,
-        select: Key,
-        skip: int,
-    ) -> None:
-        self.attachment = attachment
-        self.name = name
-        self.mask_slot = mask_slot
-        self.select = select
-        self.skip = skip
-        root = attachment.model
-        self.axes = {
-            dim: infer_axes(layer, root, dim) if layout == "auto" else layout for dim in (3, 4, 5)
-        }
-        self.widths = feature_widths(layer) if layout == "auto" else None
-        self.layer_kind = type(layer).__name__
-        self.watch = Watch(name)
-        self.writes: bool | None = None
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop everything of the last forward."""
-        self.mask_slot.value = None
-        self.recall: tuple[Tensor | None, int] | None = None
-        self.held: Tensor | None = None
-        self.handed_on: tuple[weakref.ref[Tensor], int] | None = None
-        self.statistics: Statistics | None = None
-        self.numbers: Statistics | None = None
-        self.charge: Tensor | None = None
-        self.read_as: tuple[Layout, tuple[int, ...]] | None = None
-        self.idle_reason = ""
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy or a pickle starts without live tensors."""
-        live = dict.fromkeys(
-            ("recall", "held", "handed_on", "statistics", "numbers", "charge", "read_as")
-        )
-        return {**self.__dict__, **live, "idle_reason": ""}
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Read the layer's output; in training hand it on through the node."""
-        attachment = self.attachment
-        if not attachment.active:  # a compiled graph may still call a removed hook
-            return None
-        if getattr(module, "_is_replica", False):
-            raise RuntimeError(
-                f"layer {self.name!r} runs as a replica of nn.DataParallel, where latents of "
-                f"other devices are out of reach; use DistributedDataParallel"
-            )
-        key, latent = pick_tensor(output, self.select, self.name)
-        if latent.is_nested:  # the fast path of nn.TransformerEncoder, in eval mode alone
-            self.charge, self.idle_reason = None, "gave a nested tensor"
-            return None
-        layout = resolve_layout(
-            self.axes, self.skip, self.name, self.layer_kind, latent, self.widths
-        )
-        training = torch.is_grad_enabled() and attachment.model.training
-        mask = self._mask(layout, latent, training)
-        criterion = attachment.criterion
-        if not training:
-            with torch.no_grad():
-                self.charge = criterion.importance(layout.tokens(latent.detach()), mask)
-            self.read_as = (layout, tuple(latent.shape))
-            if not attachment.model.training:
-                self.idle_reason = "ran with the model in eval mode"
-            else:
-                self.idle_reason = (
-                    "ran without gradients, under torch.no_grad or inside reentrant activation "
-                    "checkpointing (pass use_reentrant=False to torch.utils.checkpoint)"
-                )
-            return None
-        again = _in_backward()  # a checkpoint is being recomputed: the loss is taken already
-        if not again:
-            self._settle(at_next_forward=True)
-            self.recall = (mask, criterion.draws)
-        passing = "alias" if self.writes is False and not torch.compiler.is_compiling() else "clone"
-        draws = criterion.draws
-        if again and self.recall is not None:  # the same tokens, drawn and masked as before
-            mask, criterion.draws = self.recall
-        measured = criterion.measure(latent, mask, layout, passing=passing)
-        passed = measured.passed
-        assert passed is not None
-        if again:
-            criterion.draws = draws
-        else:
-            self.statistics = measured.statistics
-            self.numbers = measured.statistics.detach()
-            self.charge = measured.charge
-            self.read_as = (layout, tuple(latent.shape))
-            self.idle_reason = ""
-            if not torch.compiler.is_compiling():
-                self.held, self.handed_on = passed, (weakref.ref(passed), passed._version)
-        return put_tensor(output, key, passed)
-
-    def _mask(self, layout: Layout, latent: Tensor, training: bool) -> Tensor | None:
-        mask = self.mask_slot.value
-        if mask is None:
-            return None
-        if not training and mask.dim() == 2 and latent.dim() == 3:
-            # generation with a cache: the mask covers what came before too
-            mask = mask[:, -layout.token_shape(latent)[1] :]
-        try:
-            return layout.flatten_mask(mask, latent)
-        except (TypeError, ValueError) as error:
-            raise type(error)(
-                f"layer {self.name!r}: {error}; mask=False leaves masks out"
-            ) from None
-
-    def _settle(self, at_next_forward: bool = False) -> None:
-        """Look whether the tensor handed on last was written to.
-
-        That nobody writes is settled when the next forward begins: a consumer may come after
-        the loss was taken. Until then it is held, and after that only looked at if still there.
-        """
-        if self.handed_on is None:
-            return
-        reference, version = self.handed_on
-        tensor = reference()
-        written = tensor is not None and tensor._version != version
-        late = written and self.writes is False
-        self.held = None
-        if written or at_next_forward:
-            self.handed_on = None
-            self.writes = written or bool(self.writes)
-        if late and not at_next_forward:
-            self.statistics = None
-            raise RuntimeError(
-                f"the output of layer {self.name!r} was overwritten in place for the first time, "
-                f"after earlier steps left it alone, so this step's latent is gone; "
-                f"run the step again: from now on a copy is handed on"
-            )
-
-    def check_loss(self) -> None:
-        """Refuse where there is no loss to take."""
-        if not self.attachment.active:
-            raise RuntimeError("the attachment was detached; attach again for a loss")
-        self._settle()
-        if self.statistics is None:
-            raise RuntimeError(f"layer {self.name!r} {self._why_nothing()}")
-
-    def take_loss(self) -> Tensor:
-        """The loss of the last training forward; once."""
-        statistics, self.statistics = self.statistics, None
-        assert statistics is not None
-        if not statistics.table.requires_grad:
-            self.watch.tell(
-                "frozen",
-                f"no gradient reaches layer {self.name!r}: everything before it is frozen, so its "
-                f"atom loss trains nothing; attach after the first trained layer",
-            )
-        loss = self.attachment.criterion.from_statistics(statistics)
-        if not torch.compiler.is_compiling() and self.charge is not None:
-            self.watch.look(loss.detach(), statistics.detach(), self.charge)
-        return loss
-
-    def _why_nothing(self) -> str:
-        if not self.attachment.active:
-            return "was detached, and with it went what was held of its last forward"
-        if self.numbers is not None and not self.idle_reason:
-            return (
-                "has no new forward: loss() gives each forward's loss once; keep its value, or "
-                "run the model again"
-            )
-        if self.idle_reason:
-            return f"{self.idle_reason}: there is no loss of that"
-        return (
-            "has not run since it was attached. Run the model first; if it did run, the layer is "
-            "not part of its forward, or the model was called compiled before attaching: attach "
-            "before the first compiled call, or call torch.compiler.reset() after attaching"
-        )
-
-    def importance(self) -> Tensor:
-        """Charges of the last forward, in the shape of the tokens."""
-        if self.charge is None or self.read_as is None:
-            raise RuntimeError(f"layer {self.name!r} {self._why_nothing()}")
-        layout, shape = self.read_as
-        return layout.unflatten(self.charge.detach(), shape).float()
-
-    def stats(self) -> dict[str, float]:
-        """The parts of the loss of the last training forward, as numbers."""
-        numbers = self.numbers
-        if numbers is None:
-            raise RuntimeError(f"layer {self.name!r} {self._why_nothing()}")
-        terms = self.attachment.criterion.terms
-        parts = {
-            "energy": mean_energy(numbers, terms),
-            "neutrality": neutrality(numbers, terms.scale).mean(),
-            "occupancy": occupancy(numbers, terms.scale).mean(),
-            "distance": mean_distance(numbers, terms),
-            "radius": numbers.radius.mean(),
-            "protons": (numbers.protons / numbers.count).mean(),
-            "electrons": (numbers.electrons / numbers.count).mean(),
-        }
-        values = dict(zip(parts, torch.stack(list(parts.values())).tolist(), strict=True))
-        values["neutrons"] = 1 - values["protons"] - values["electrons"]
-        return values
-
-
 def _unwrapped(model: Any) -> nn.Module:
     """The model inside compiled and data-parallel wrappers, whose modules are the same."""
     while True:
@@ -455,8 +236,3 @@ def _unwrapped(model: Any) -> nn.Module:
             model = model._orig_mod
         else:
             return cast(nn.Module, model)
-
-
-def _in_backward() -> bool:
-    """Whether a backward pass is running, as when a checkpoint is recomputed."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -9,23 +9,22 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from atomsep.functional import (
-    DEFAULT_SOFTENING,
+from atomsep.checks import (
     Norm,
     PositionMap,
     Scale,
     ScoreMap,
-    apply_maps,
     check_latent,
     check_norm,
     check_scale,
     check_softening,
     count_tokens,
-    widen,
 )
+from atomsep.functional import DEFAULT_SOFTENING, apply_maps, widen
 from atomsep.layout import Layout
+from atomsep.measure import Measured, measure
 from atomsep.pairs import Terms, total_loss
-from atomsep.statistics import Measured, Reading, Statistics, measure
+from atomsep.statistics import Reading, Statistics
 
 
 class AtomLoss(nn.Module):
@@ -141,7 +140,7 @@ class AtomLoss(nn.Module):
         *,
         passing: str | None = None,
     ) -> Measured:
-        """Charges and statistics of a layer's output; see `atomsep.statistics.measure`.
+        """Charges and statistics of a layer's output; see `atomsep.measure.measure`.
 
         With `passing`, the result's `passed` takes the output's place for its consumers.
         """

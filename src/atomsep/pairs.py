@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from atomsep import kernels
+from atomsep.checks import Norm, Scale
 from atomsep.functional import (
     OCCUPANCY_TARGET,
     AtomStatistics,
-    Norm,
-    Scale,
     coulomb,
     neutrality,
     nuclear_distance,

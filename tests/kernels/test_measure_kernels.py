@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from atomsep import kernels
-from atomsep.functional import count_tokens
+from atomsep.checks import count_tokens
 from atomsep.layout import Layout
-from atomsep.statistics import Reading, backward_slabs, forward_slabs
+from atomsep.slabs import backward_slabs, forward_slabs
+from atomsep.statistics import Reading
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

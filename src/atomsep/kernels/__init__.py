@@ -1,11 +1,11 @@
-"""The same numbers as `atomsep.statistics` and `atomsep.pairs`, computed by Triton kernels.
+"""The same numbers as `atomsep.slabs` and `atomsep.pairs`, computed by Triton kernels.
 
 Each pass is a file, and the plain PyTorch code it must agree with is named there:
 
 | pass | file | launches | plain twin |
 |---|---|---|---|
-| atoms | `forward.py` | 2 | `statistics.forward_slabs` |
-| gradient of the latent | `backward.py` | 1 | `statistics.backward_slabs` |
+| atoms | `forward.py` | 2 | `slabs.forward_slabs` |
+| gradient of the latent | `backward.py` | 1 | `slabs.backward_slabs` |
 | loss and its gradient | `pairs.py` | 1, and a sum of a few numbers | `pairs.backward_blocks` |
 
 Sizes of blocks are in `blocks.py`, device functions that passes share in `read.py`. Nothing here

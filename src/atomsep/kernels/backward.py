@@ -54,7 +54,7 @@ def measure_backward(
     grad_passed: Tensor | None,
     grad_table: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
-    """The twin of `atomsep.statistics.backward_slabs`.
+    """The twin of `atomsep.slabs.backward_slabs`.
 
     Args:
         source: the tokens in their layout.

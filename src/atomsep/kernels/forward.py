@@ -61,7 +61,7 @@ def measure_forward(
     reading: Reading,
     copy: bool,
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """The twin of `atomsep.statistics.forward_slabs`.
+    """The twin of `atomsep.slabs.forward_slabs`.
 
     Args:
         source: the tokens in their layout.

@@ -16,7 +16,7 @@ from torch.library import custom_op
 from atomsep.layout import Axes, Layout
 
 if TYPE_CHECKING:
-    from atomsep.functional import Norm, Scale
+    from atomsep.checks import Norm, Scale
     from atomsep.pairs import Terms
     from atomsep.statistics import Reading
 

@@ -1,0 +1,87 @@
+"""What the maths takes, and the sentences that refuse the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+ScoreMap = int | Callable[[Tensor], Tensor]
+PositionMap = Callable[[Tensor], Tensor] | None
+Norm = Literal[1, 2]
+Scale = Literal["mean", "sum"]
+
+
+def count_tokens(latent: Tensor, mask: Tensor | None) -> Tensor:
+    """Real tokens of each sample, `(M,)`, in float32 or the latent's float64.
+
+    A sample without a real token is an error on the CPU. On a GPU finding it would make every
+    step wait, so there the count of 0 turns the loss into NaN, which `attach` reports.
+    """
+    dtype = torch.promote_types(latent.dtype, torch.float32)
+    if mask is None:
+        return torch.full((latent.shape[0],), latent.shape[1], dtype=dtype, device=latent.device)
+    check_mask(mask, latent.shape[:2])
+    count = mask.sum(1, dtype=dtype)
+    if not torch.compiler.is_compiling() and mask.device.type == "cpu" and bool((count == 0).any()):
+        empty = (count == 0).nonzero().flatten().tolist()
+        raise ValueError(
+            f"the mask leaves no token in sample {', '.join(map(str, empty[:5]))}; "
+            f"drop such samples from the batch"
+        )
+    return count
+
+
+def check_latent(latent: Tensor, charge: ScoreMap, position: PositionMap) -> None:
+    """Refuse what cannot be read as atoms."""
+    if not latent.is_floating_point():
+        raise TypeError(
+            f"the latent must be floating point, but is {latent.dtype}; "
+            f"attach to a layer that gives real features"
+        )
+    if latent.dim() != 3:
+        raise ValueError(f"the latent must be (M, N, h), but has shape {tuple(latent.shape)}")
+    samples, tokens, features = latent.shape
+    if samples == 0 or tokens == 0:
+        raise ValueError(
+            f"the latent has no {'samples' if samples == 0 else 'tokens'}: shape "
+            f"{tuple(latent.shape)}; leave such batches out"
+        )
+    if isinstance(charge, int):
+        if not -features <= charge < features:
+            raise ValueError(f"charge={charge} is no feature of a latent with {features} features")
+        if position is None and features < 2:
+            raise ValueError(
+                "the latent has one feature, and the charge takes it: nothing is left for the "
+                "position; pass maps of your own as charge= and position="
+            )
+
+
+def check_mask(mask: Tensor, shape: tuple[int, ...] | torch.Size) -> None:
+    """Refuse a mask that is not boolean or not of the tokens' shape."""
+    if mask.dtype != torch.bool:
+        raise TypeError(f"the mask must be boolean, True on real tokens, but is {mask.dtype}")
+    if mask.shape != shape:
+        raise ValueError(
+            f"the mask has shape {tuple(mask.shape)}, but the tokens have {tuple(shape)}"
+        )
+
+
+def check_norm(norm: int) -> None:
+    """Refuse norms other than 1 and 2."""
+    if norm not in (1, 2):
+        raise ValueError(f"norm must be 1 or 2, not {norm!r}")
+
+
+def check_scale(scale: str) -> None:
+    """Refuse scales other than "mean" and "sum"."""
+    if scale not in ("mean", "sum"):
+        raise ValueError(f'scale must be "mean" or "sum", not {scale!r}')
+
+
+def check_softening(softening: float) -> None:
+    """Refuse lengths below zero and infinite ones."""
+    if not 0 <= softening < float("inf"):
+        raise ValueError(f"softening must be a length of at least 0, not {softening!r}")
