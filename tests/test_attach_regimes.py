@@ -92,6 +92,27 @@ def test_checkpointing_in_bert_with_another_mask_in_between() -> None:
     assert_same(gradients(model, total), expected)
 
 
+def test_checkpointing_with_forwards_of_different_lengths() -> None:
+    model, batch = bert().train(), bert_batch()
+    short = {
+        "input_ids": batch["input_ids"][:, :4],
+        "attention_mask": torch.ones_like(batch["attention_mask"][:, :4]),
+        "labels": batch["labels"],
+    }
+    mask = batch["attention_mask"].bool()
+    total: Any = 0
+    for each, own in ((batch, mask), (short, None)):
+        task, latent = bert_latent_by_hand(model, each)
+        total = total + task + WEIGHT * plain_loss(latent, own)
+    expected = gradients(model, total)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    attachment = atomsep.attach(model, "bert.encoder.layer.0", weight=WEIGHT)
+    total = 0
+    for each in (batch, short):
+        total = total + model(**each).loss + attachment.loss()
+    assert_same(gradients(model, total), expected)
+
+
 def test_of_several_forwards_the_last_counts() -> None:
     model, batch = bert().train(), bert_batch()
     full = {**batch, "attention_mask": torch.ones_like(batch["attention_mask"])}

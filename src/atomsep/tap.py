@@ -93,6 +93,8 @@ class LayerTap:
             self.axes, self.skip, self.name, self.layer_kind, latent, self.widths
         )
         training = torch.is_grad_enabled() and attachment.model.training
+        if training and _in_backward():
+            return put_tensor(output, key, self._recompute(latent, layout))
         mask = self._mask(layout, latent, training)
         criterion = attachment.criterion
         if not training:
@@ -107,28 +109,38 @@ class LayerTap:
                     "checkpointing (pass use_reentrant=False to torch.utils.checkpoint)"
                 )
             return None
-        again = _in_backward()  # a checkpoint is being recomputed: the loss is taken already
-        if not again:
-            self._settle(at_next_forward=True)
-            self.recall = (mask, criterion.draws)
-        passing = "alias" if self.writes is False and not torch.compiler.is_compiling() else "clone"
-        draws = criterion.draws
-        if again and self.recall is not None:  # the same tokens, drawn and masked as before
-            mask, criterion.draws = self.recall
-        measured = criterion.measure(latent, mask, layout, passing=passing)
+        self._settle(at_next_forward=True)
+        self.recall = (mask, criterion.draws)
+        measured = criterion.measure(latent, mask, layout, passing=self._passing())
         passed = measured.passed
         assert passed is not None
-        if again:
-            criterion.draws = draws
-        else:
-            self.statistics = measured.statistics
-            self.numbers = measured.statistics.detach()
-            self.charge = measured.charge
-            self.read_as = (layout, tuple(latent.shape))
-            self.idle_reason = ""
-            if not torch.compiler.is_compiling():
-                self.held, self.handed_on = passed, (weakref.ref(passed), passed._version)
+        self.statistics = measured.statistics
+        self.numbers = measured.statistics.detach()
+        self.charge = measured.charge
+        self.read_as = (layout, tuple(latent.shape))
+        self.idle_reason = ""
+        if not torch.compiler.is_compiling():
+            self.held, self.handed_on = passed, (weakref.ref(passed), passed._version)
         return put_tensor(output, key, passed)
+
+    def _passing(self) -> str:
+        return "alias" if self.writes is False and not torch.compiler.is_compiling() else "clone"
+
+    def _recompute(self, latent: Tensor, layout: Layout) -> Tensor:
+        """Do again for a checkpoint what the forward did; its loss is taken already.
+
+        Only the latent is saved for the gradient with the default maps, whatever the mask. Maps
+        and draws repeat those of the last forward.
+        """
+        criterion = self.attachment.criterion
+        mask, draws = (None, criterion.draws) if self.recall is None else self.recall
+        if mask is not None and mask.shape != layout.tokens(latent).shape[:2]:
+            mask = None  # of another forward
+        before, criterion.draws = criterion.draws, draws
+        passed = criterion.measure(latent, mask, layout, passing=self._passing()).passed
+        criterion.draws = before
+        assert passed is not None
+        return passed
 
     def _mask(self, layout: Layout, latent: Tensor, training: bool) -> Tensor | None:
         mask = self.mask_slot.value
