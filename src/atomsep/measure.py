@@ -68,7 +68,13 @@ def measure(
     """
     check_norm(reading.norm)
     charge, table, *handed = _Measure.apply(source, scores, mask, count, reading, passing)
-    return Measured(handed[0] if handed else None, charge, Statistics(table, count))
+    roomy = _is_roomy(source, charge)
+    return Measured(handed[0] if handed else None, charge, Statistics(table, count, roomy))
+
+
+def _is_roomy(source: Tensor, charge: Tensor) -> bool:
+    """Whether a float32 vector a sample is at most a hundredth of the sample's tokens."""
+    return charge.shape[1] * source.element_size() >= 400
 
 
 class _Measure(torch.autograd.Function):
@@ -84,10 +90,13 @@ class _Measure(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         copied = ctx.mean_direction = None
+        ctx.by_kernels = False
         if for_tokens(source, scores, mask, reading):
-            copied, charge, table, ctx.mean_direction = kernels.measure_forward(
+            copied, charge, table, mean_direction = kernels.measure_forward(
                 source, scores, mask, count, reading, copy=passing == "clone"
             )
+            ctx.mean_direction = mean_direction if _is_roomy(source, charge) else None
+            ctx.by_kernels = True
         else:
             with torch.autocast(source.device.type, enabled=False):
                 charge, table = forward_slabs(source, scores, mask, count, reading)
@@ -118,9 +127,14 @@ class _Measure(torch.autograd.Function):
                 first = first + grad_passed
             return first, second, *rest
         known = (source, scores, ctx.mask, ctx.count, ctx.table)
-        if ctx.mean_direction is not None:
+        if ctx.by_kernels:
+            mean_direction = ctx.mean_direction
+            if mean_direction is None:  # small samples: looked at again, not kept
+                mean_direction = kernels.measure_forward(
+                    source, scores, ctx.mask, ctx.count, ctx.reading, copy=False
+                )[-1]
             first, second = kernels.measure_backward(
-                *known, ctx.mean_direction, ctx.reading, grad_passed, grad_table
+                *known, mean_direction, ctx.reading, grad_passed, grad_table
             )
             return first, second, *rest
         with torch.autocast(source.device.type, enabled=False):

@@ -54,7 +54,7 @@ def total_loss(
         pairs: indices of the first and second samples of the pairs to take; None for all.
     """
     if pairs is None:
-        loss: Tensor = _AllPairs.apply(statistics.table, statistics.count, terms)
+        loss: Tensor = _AllPairs.apply(statistics.table, statistics.count, terms, statistics.roomy)
         return loss
     energy = listed_energy(statistics, *pairs, terms)
     mean = energy.mean() if len(energy) else 0 * statistics.nucleus.sum()
@@ -104,11 +104,11 @@ def _mean_over_pairs(blocks: Iterator[Tensor]) -> Tensor:
 
 class _AllPairs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, table: Tensor, count: Tensor, terms: Terms) -> Tensor:
+    def forward(ctx: Any, table: Tensor, count: Tensor, terms: Terms, roomy: bool) -> Tensor:
         ctx.terms, ctx.slopes = terms, None
         if for_pairs(table):
-            wanted = ctx.needs_input_grad[0]
-            loss, ctx.slopes = kernels.pairs_forward(table, count, terms, gradient=wanted)
+            keep = roomy and ctx.needs_input_grad[0]
+            loss, ctx.slopes = kernels.pairs_forward(table, count, terms, gradient=keep)
         else:
             statistics = Statistics(table, count)
             loss = mean_energy(statistics, terms) + constraints(statistics, terms)
@@ -120,11 +120,15 @@ class _AllPairs(torch.autograd.Function):
         [grad] = grads
         statistics = Statistics(*ctx.saved_tensors)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return _differentiable_backward(statistics, ctx.terms, grad), None, None
-        if ctx.slopes is not None:
-            return ctx.slopes * grad, None, None
+            return _differentiable_backward(statistics, ctx.terms, grad), None, None, None
+        slopes = ctx.slopes
+        if slopes is None and for_pairs(statistics.table):
+            table, count = ctx.saved_tensors
+            _, slopes = kernels.pairs_forward(table, count, ctx.terms, gradient=True)
+        if slopes is not None:
+            return slopes * grad, None, None, None
         with torch.autocast(grad.device.type, enabled=False):
-            return backward_blocks(statistics, ctx.terms, grad), None, None
+            return backward_blocks(statistics, ctx.terms, grad), None, None, None
 
 
 def backward_blocks(statistics: Statistics, terms: Terms, grad: Tensor) -> Tensor:

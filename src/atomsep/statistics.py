@@ -24,10 +24,13 @@ class Statistics:
     Attributes:
         table: `(M, 5 + h')`: P, G, sum q, sum q², the radius, then the nucleus.
         count: number of real tokens, `(M,)`.
+        roomy: whether a vector a sample is little beside its tokens, and may be kept for the
+            backward pass rather than computed again.
     """
 
     table: Tensor
     count: Tensor
+    roomy: bool = True
 
     @staticmethod
     def pack(
@@ -74,7 +77,7 @@ class Statistics:
 
     def detach(self) -> Statistics:
         """The same numbers, cut from the graph."""
-        return Statistics(self.table.detach(), self.count)
+        return Statistics(self.table.detach(), self.count, self.roomy)
 
 
 class Reading(NamedTuple):

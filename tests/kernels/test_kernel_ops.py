@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from allocations import Allocations
 from torch import Tensor
 
 from atomsep import AtomLoss, kernels, use_kernels
@@ -98,6 +99,26 @@ def test_a_loss_end_to_end(compiling: bool, passing: str | None, device: torch.d
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=0)
     error = (leaf.grad.double() - exact.grad).norm()
     assert error < 1e-4 * exact.grad.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("length", [64, 200])
+def test_little_is_kept_between_the_passes(
+    dtype: torch.dtype, length: int, device: torch.device
+) -> None:
+    """Under 5 % of the latent, charges for the importance included; the gradient is right."""
+    latent = tokens(device, 3, length, 64).to(dtype).requires_grad_()
+    module = AtomLoss()
+    with use_kernels("triton"):
+        with Allocations() as allocations:
+            measured = module.measure(latent, None, Layout(), passing="alias")
+            loss = module.from_statistics(measured.statistics)
+        assert 0 < allocations.kept(latent) < 0.05 * latent.nbytes
+        [gradient] = torch.autograd.grad(loss, latent)
+    exact = latent.detach().double().requires_grad_()
+    [expected] = torch.autograd.grad(module(exact), exact)
+    assert (gradient.double() - expected).norm() < 1e-2 * expected.norm()
+    assert measured.statistics.roomy is (length * dtype.itemsize >= 400)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs need a GPU")
