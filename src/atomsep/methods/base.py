@@ -1,0 +1,131 @@
+"""What atom modeling and its baselines have in common."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from atomsep.checks import check_latent, count_tokens
+from atomsep.functional import widen
+
+
+class Method(nn.Module):
+    """A loss on the latent of one layer, added to the task's loss with a weight.
+
+    A subclass writes `loss`; `forward` checks what it is given and keeps autocast out. Some
+    methods have parameters (the codes of VQ, learned maps of atom modeling): give
+    `method.parameters()` to the optimiser and move the method to the model's device.
+
+    Attributes:
+        needs_labels: whether `labels` must be given.
+        second_view: what makes the second view of the samples; None for methods of one view.
+
+    Example:
+        >>> class Length(Method):
+        ...     def loss(self, latent, labels, mask, second):
+        ...         return concatenate(latent, mask).norm(dim=1).mean()
+        >>> Length()(torch.tensor([[[3.0], [4.0]]]))
+        tensor(5.)
+    """
+
+    needs_labels: ClassVar[bool] = False
+    second_view: ClassVar[Literal["augmentation", "dropout"] | None] = None
+
+    def forward(
+        self,
+        latent: Tensor,
+        labels: Tensor | None = None,
+        mask: Tensor | None = None,
+        second: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of one batch: unweighted, a scalar, float32 at least.
+
+        Args:
+            latent: the layer's tokens, `(M, N, h)`.
+            labels: the classes, `(M,)`. Methods that do not need them ignore them.
+            mask: True on real tokens, `(M, N)`. Padding has no influence and gets no gradient.
+            second: the tokens of the samples' second view, `(M, N, h)`, under the same mask.
+
+        Raises:
+            TypeError: the latent is not floating point, or the mask not boolean.
+            ValueError: a shape does not fit, a sample has no real token, or labels or the
+                second view are missing.
+        """
+        check_latent(latent, 0, nn.Identity())  # no feature is set apart
+        count_tokens(latent, mask)
+        name = type(self).__name__
+        if self.needs_labels and labels is None:
+            raise ValueError(f"{name} compares classes: pass labels=, one a sample")
+        if labels is not None and labels.shape != latent.shape[:1]:
+            raise ValueError(
+                f"the labels must be one a sample, shape ({len(latent)},), "
+                f"but have shape {tuple(labels.shape)}"
+            )
+        if self.second_view is not None and second is None:
+            raise ValueError(
+                f"{name} compares two views of each sample: pass second=, the latent of the "
+                f"second one, made by {self.second_view}"
+            )
+        if second is not None and second.shape != latent.shape:
+            raise ValueError(
+                f"both views must have one shape, but the first has {tuple(latent.shape)} and "
+                f"the second {tuple(second.shape)}"
+            )
+        with torch.autocast(latent.device.type, enabled=False):
+            return self.loss(latent, labels, mask, second)
+
+    def loss(
+        self, latent: Tensor, labels: Tensor | None, mask: Tensor | None, second: Tensor | None
+    ) -> Tensor:
+        """The method's formula, on checked input. What it needs is there."""
+        raise NotImplementedError
+
+    def pass_on(self, latent: Tensor) -> Tensor:
+        """What the model goes on with in place of the layer's tokens, `(M, N, h)`.
+
+        The latent itself, but for VQ, which hands on the nearest codes.
+        """
+        return latent
+
+
+def concatenate(latent: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The paper's h_i: all tokens of a sample as one vector, `(M, N · h)`, padding as zeros.
+
+    Half precision becomes float32: thousands of features do not add up in less.
+
+    Example:
+        >>> latent = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
+        >>> concatenate(latent, torch.tensor([[True, False]]))
+        tensor([[1., 2., 0., 0.]])
+    """
+    wide = widen(latent)
+    if mask is not None:
+        wide = wide.masked_fill(~mask.unsqueeze(-1), 0)
+    return wide.flatten(1)
+
+
+def cosine(first: Tensor, second: Tensor) -> Tensor:
+    """Cosine similarities of all rows of one matrix with all rows of another, `(M, K)`.
+
+    A row of zeros has similarity 0 to everything, with a bounded gradient.
+
+    Example:
+        >>> cosine(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), torch.tensor([[3.0, 4.0]]))
+        tensor([[0.6000],
+                [0.0000]])
+    """
+    return _unit(first) @ _unit(second).T
+
+
+def _unit(rows: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    # A floor on the length, as usual, would make the gradient of zeros about 1e12.
+    return rows / length.where(length > 0, 1)
+
+
+def check_temperature(temperature: float) -> None:
+    """Refuse temperatures that are not above 0."""
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"temperature must be above 0, not {temperature!r}")

@@ -1,0 +1,117 @@
+"""VQ: every token becomes the nearest of a set of learned codes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from atomsep.functional import widen
+from atomsep.methods.base import Method
+
+BLOCK = 1 << 24
+"""Scores of a token for a code held at once."""
+
+
+class VQ(Method):
+    r"""Vector quantisation of van den Oord et al., "Neural Discrete Representation Learning",
+    NeurIPS 2017, as in the code that the paper names.
+
+    With $z$ a token, $e$ its nearest code and sg the stop-gradient, the mean over all real tokens
+    and features of
+
+    $$\beta_z\,(z - \text{sg}(e))^2 + \beta_e\,(e - \text{sg}(z))^2 .$$
+
+    `pass_on` hands the codes on, with the gradient going straight through to the tokens. The loss
+    takes the tokens before that. The codes start at U(-1/K, 1/K) for K of them; there is no moving
+    average and no revival of dead codes.
+
+    Args:
+        features: h, the length of a code.
+        codes: how many there are.
+        commitment: $\beta_z$, which draws tokens to their codes.
+        codebook: $\beta_e$, which draws codes to their tokens. The named code has 0.25 here and 1
+            on the commitment, van den Oord et al. the reverse: `codebook=1, commitment=0.25`.
+        seed: of the initial codes.
+
+    Shape:
+        - latent: `(M, N, h)`
+        - output: scalar, float32 at least
+
+    Example:
+        >>> quantiser = VQ(features=1, codes=2)
+        >>> quantiser.codes.data = torch.tensor([[0.0], [1.0]])
+        >>> latent = torch.tensor([[[0.1], [0.8]]])
+        >>> quantiser.pass_on(latent)
+        tensor([[[0.],
+                 [1.]]])
+        >>> print(f"{quantiser(latent):.5f}")  # 1.25 · (0.1² + 0.2²) / 2
+        0.03125
+    """
+
+    def __init__(
+        self,
+        features: int,
+        codes: int = 512,
+        commitment: float = 1.0,
+        codebook: float = 0.25,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if codes < 1:
+            raise ValueError(f"codes must be at least 1, not {codes!r}")
+        for name, value in (("commitment", commitment), ("codebook", codebook)):
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be a weight of at least 0, not {value!r}")
+        generator = torch.Generator().manual_seed(seed)
+        initial = torch.rand(codes, features, generator=generator, dtype=torch.float32)
+        self.codes = nn.Parameter((2 * initial - 1) / codes)
+        self.commitment = commitment
+        self.codebook = codebook
+
+    def loss(
+        self, latent: Tensor, labels: Tensor | None, mask: Tensor | None, second: Tensor | None
+    ) -> Tensor:
+        """Mean squared distances from the codes, both ways."""
+        tokens = widen(latent)[mask] if mask is not None else widen(latent).flatten(0, 1)
+        codes = self._quantise(tokens)
+        commitment = (tokens - codes.detach()).square().mean()
+        codebook = (codes - tokens.detach()).square().mean()
+        return self.commitment * commitment + self.codebook * codebook
+
+    def pass_on(self, latent: Tensor) -> Tensor:
+        """The nearest codes, `(M, N, h)`; their gradient is handed to the latent as it is."""
+        with torch.autocast(latent.device.type, enabled=False):
+            codes = self._quantise(widen(latent).flatten(0, 1)).detach()
+        # z - sg(z) is 0: the codes come out exactly, where z + sg(e - z) would round.
+        return codes.view_as(latent).to(latent.dtype) + (latent - latent.detach())
+
+    def nearest(self, tokens: Tensor) -> Tensor:
+        """Index of the nearest code of each token, `(T, h) -> (T,)`.
+
+        Raises:
+            ValueError: tokens and codes differ in their number of features.
+
+        Example:
+            >>> quantiser = VQ(features=1, codes=2)
+            >>> quantiser.codes.data = torch.tensor([[0.0], [1.0]])
+            >>> quantiser.nearest(torch.tensor([[0.1], [0.8]]))
+            tensor([0, 1])
+        """
+        count, features = self.codes.shape
+        if tokens.shape[-1] != features:
+            raise ValueError(
+                f"the codes have {features} features, but the tokens {tokens.shape[-1]}; "
+                f"pass features={tokens.shape[-1]}"
+            )
+        with torch.no_grad():
+            codes = self.codes.to(tokens.dtype)
+            # |z|² is the same for all codes, and would drown the small ones that codes start as.
+            scores = (
+                codes.square().sum(1) - 2 * rows @ codes.T
+                for rows in tokens.split(max(1, BLOCK // count))
+            )
+            return torch.cat([score.argmin(1) for score in scores])
+
+    def _quantise(self, tokens: Tensor) -> Tensor:
+        return embedding(self.nearest(tokens), self.codes.to(tokens.dtype))
