@@ -1,140 +1,385 @@
-"""Train the mixture classifier with cross-entropy alone, or with atom modeling added.
+"""The training loop: one for all experiments.
 
-A seed fixes the data, the initial weights and the order of the batches. Both methods get the same
-ones, so that the difference of their accuracies is a paired one.
+It asks the task for batches, seeds the global generators before each step, keeps the books and
+writes checkpoints. Killed at any moment and called again, it goes on from the last checkpoint and
+ends where an unbroken run ends, bit for bit on a CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import signal
+import threading
+import time
+import types
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor
 
-import atomsep
-from atomsep.experiments.mixtures import MixtureClassifier, Samples, draw
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.randomness import seed_step
+from atomsep.experiments.runs import Run, RunKey, surroundings, write_whole
+from atomsep.experiments.task import Context, Experiment, Task
 
-METHODS = ("cross-entropy", "atom modeling")
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
 
-OPTIMISERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
-ACTIVATIONS = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU}
-
-STREAMS = ("initial weights", "training samples", "test samples", "order")
-"""What a seed decides, each from a random stream of its own."""
+READ_EVERY = 0.5
+"""Seconds between two looks at the loss; each waits for the device."""
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Everything but the seed that decides a result.
+class Machine:
+    """Where and how to run. It does not decide the result, but for rounding."""
 
-    Attributes:
-        weight: of the atom loss, in mean scale.
-        learning_rate: of plain SGD, constant unless `decay`.
-        epochs: passes over the training samples.
-        batch: samples a step.
-        train_samples: drawn once a seed.
-        test_samples: drawn once a seed; used for the reported accuracy alone.
-        optimiser: "sgd" or "adam".
-        decay: let the learning rate fall linearly to 0 over the epochs.
-        activation: of the hidden layer, "sigmoid" or "relu".
+    device: str = "auto"
+    devices: int = 1
+    workers: int = 0
+    data: Path = Path("data")
+    download: bool = False
+    checkpoint_seconds: float = 30.0
+    tensorboard: bool = True
+
+
+class Watcher(Protocol):
+    """Who is told how a run goes on."""
+
+    def started(self, key: RunKey, done: int, total: int) -> None:
+        """Training begins or goes on, with so many of all steps done."""
+
+    def ratio(self, ratio: float) -> None:
+        """The method's loss over the task's, at the first step of a run."""
+
+    def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
+        """So many steps are done; means of the loss's parts, samples a second."""
+
+    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Metrics after an epoch."""
+
+
+class Silent:
+    """A watcher that says nothing."""
+
+    def started(self, key: RunKey, done: int, total: int) -> None:
+        """Nothing."""
+
+    def ratio(self, ratio: float) -> None:
+        """Nothing."""
+
+    def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
+        """Nothing."""
+
+    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Nothing."""
+
+
+class StoppedError(Exception):
+    """The run was asked to stop, and can go on from its checkpoint."""
+
+
+class Meter:
+    """Means of the loss's parts over an epoch, without waiting for the device."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.count = 0
+
+    def add(self, parts: Mapping[str, Tensor]) -> None:
+        """Count one step."""
+        for name, value in parts.items():
+            value = value.double()
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+        self.count += 1
+
+    def means(self) -> dict[str, float]:
+        """Mean of every part so far."""
+        return {name: float(total) / self.count for name, total in self.sums.items()}
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs."""
+        return {"sums": self.sums, "count": self.count}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.sums, self.count = state["sums"], state["count"]
+
+
+def train(
+    experiment: Experiment,
+    key: RunKey,
+    root: Path,
+    machine: Machine | None = None,
+    watcher: Watcher | None = None,
+) -> dict[str, Any]:
+    """Train one run to its end, or read its result if it is finished.
+
+    Args:
+        experiment: the row of the paper.
+        key: method, seed, settings.
+        root: the folder of all runs.
+        machine: where to run.
+        watcher: is told how it goes on.
+
+    Returns:
+        The result, as it is in `result.json`.
+
+    Raises:
+        ExperimentError: the run cannot start or go on.
+        StoppedError: it was interrupted, and its checkpoint is on disk.
     """
-
-    weight: float = 12.5
-    learning_rate: float = 0.3
-    epochs: int = 20
-    batch: int = 64
-    train_samples: int = 2000
-    test_samples: int = 50_000
-    optimiser: str = "sgd"
-    decay: bool = False
-    activation: str = "sigmoid"
-
-
-@dataclass(frozen=True, eq=False)
-class Trained:
-    """A trained classifier and the share of test samples that it gets right."""
-
-    model: MixtureClassifier
-    accuracy: float
-
-
-def stream(seed: int, name: str) -> torch.Generator:
-    """The random stream of a seed for one purpose."""
-    return torch.Generator().manual_seed(len(STREAMS) * seed + STREAMS.index(name))
-
-
-def fresh_model(seed: int, activation: str = "sigmoid") -> MixtureClassifier:
-    """The untrained model of a seed; the global random state is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stream(seed, "initial weights").initial_seed())
-        model = MixtureClassifier()
-    model.activation = ACTIVATIONS[activation]()
-    return model
+    machine, watcher = machine or Machine(), watcher or Silent()
+    run = Run(key.folder(root))
+    done = run.read_result()
+    if done is not None:
+        return done
+    fabric = make_fabric(machine, key.settings.precision)
+    with run.locked() if fabric.is_global_zero else _nothing(), torch.random.fork_rng():
+        seed_step(key.seed, "initial weights")
+        task = experiment.build(
+            Context(
+                *(key.settings, key.method, key.seed, fabric, machine.data),
+                download=machine.download,
+                tiny=key.tiny,
+                validation=key.validation,
+                workers=machine.workers,
+                folder=run.folder,
+            )
+        )
+        about = {**key.record(), **surroundings()}
+        if fabric.is_global_zero:
+            write_whole(run.config, json.dumps(about, indent=2) + "\n")
+        return Loop(task, key, run, fabric, machine, watcher, about).run_to_end()
 
 
-def held_out(seed: int, setting: Setting) -> Samples:
-    """The test samples of a seed."""
-    return draw(setting.test_samples, stream(seed, "test samples"))
+class Loop:
+    """One run under way."""
+
+    def __init__(
+        self,
+        task: Task,
+        key: RunKey,
+        run: Run,
+        fabric: Fabric,
+        machine: Machine,
+        watcher: Watcher,
+        about: dict[str, Any],
+    ) -> None:
+        self.task, self.key, self.run, self.fabric = task, key, run, fabric
+        self.machine, self.watcher, self.about = machine, watcher, about
+        self.epoch, self.step, self.seconds = 0, 0, 0.0
+        self.meter = Meter()
+        self.lines: list[str] = []
+        self.total = key.settings.epochs * task.steps
+        self.since = time.monotonic()
+        if task.steps == 0:
+            raise ExperimentError(
+                f"a batch of {key.settings.batch} holds fewer than two of the training samples a "
+                f"process; there is nothing to train on"
+            )
+
+    def run_to_end(self) -> dict[str, Any]:
+        """Train, evaluate, write the result."""
+        self._go_on()
+        self.watcher.started(self.key, self._done(), self.total)
+        settings, start = self.key.settings, time.monotonic() - self.seconds
+        self.saved = self.since = time.monotonic()
+        with interruptible() as stop, self._board() as board:
+            while self.epoch < settings.epochs:
+                self._train_epoch(start, stop)
+                line: dict[str, Any] = {"epoch": self.epoch + 1, **self.meter.means()}
+                every = settings.evaluate_every
+                if every and (self.epoch + 1) % every == 0 and self.epoch + 1 < settings.epochs:
+                    metrics = self.task.evaluate()
+                    self.watcher.evaluated(self.epoch + 1, metrics)
+                    line.update(metrics)
+                self._write_line(line, start, board)
+                self.epoch, self.step, self.meter = self.epoch + 1, 0, Meter()
+                self._checkpoint_if_due(start)
+            metrics = self.task.evaluate()
+            self.watcher.evaluated(self.epoch, metrics)
+            for name, value in metrics.items():
+                board(name, value, self.epoch)
+        return self._finish(metrics, start)
+
+    def _train_epoch(self, start: float, stop: threading.Event) -> None:
+        task, seed, looked = self.task, self.key.seed, time.monotonic()
+        seen, since = 0, looked
+        for batch in task.batches(self.epoch, self.step):
+            seed_step(seed, "step", self.epoch, self.step)
+            parts = task.step(batch, self._done() / self.total)
+            self.meter.add(parts)
+            if self._done() == 0:
+                self._report_ratio(parts)
+            self.step += 1
+            seen += self.key.settings.batch
+            now = time.monotonic()
+            if now - looked >= READ_EVERY:
+                self._look(seen / (now - since))
+                looked = now
+            if stop.is_set():
+                self._checkpoint(start)
+                raise StoppedError(f"stopped in epoch {self.epoch + 1}; it goes on from there")
+            self._checkpoint_if_due(start)
+        if self.step < task.steps:
+            raise ExperimentError(
+                f"epoch {self.epoch + 1} gave {self.step} batches, but {task.steps} were promised"
+            )
+        self._look(seen / max(time.monotonic() - since, 1e-9))
+
+    def _look(self, rate: float) -> None:
+        means = self.meter.means()
+        self.watcher.progressed(self._done(), self.total, means, rate)
+        bad = [name for name, value in means.items() if value != value]
+        if bad:
+            raise ExperimentError(
+                f"the {bad[0]} loss is not a number in epoch {self.epoch + 1}; lower the learning "
+                f"rate or the weight"
+            )
+
+    def _report_ratio(self, parts: Mapping[str, Tensor]) -> None:
+        if "method" in parts:
+            task = sum(abs(float(value)) for name, value in parts.items() if name != "method")
+            ratio = abs(float(parts["method"])) / max(task, 1e-12)
+            self.about["loss_ratio"] = ratio
+            self.watcher.ratio(ratio)
+
+    def _done(self) -> int:
+        return self.epoch * self.task.steps + self.step
+
+    def _checkpoint_if_due(self, start: float) -> None:
+        if time.monotonic() - self.saved >= self.machine.checkpoint_seconds:
+            self._checkpoint(start)
+
+    def _checkpoint(self, start: float) -> None:
+        """Save everything that the run needs to go on from here."""
+        state = {name: part.state_dict() for name, part in self.task.parts().items()}
+        if self.fabric.is_global_zero:
+            self.run.save_checkpoint(
+                {
+                    "parts": state,
+                    "epoch": self.epoch,
+                    "step": self.step,
+                    "meter": self.meter.state(),
+                    "lines": self.lines,
+                    "seconds": time.monotonic() - start,
+                    "loss_ratio": self.about.get("loss_ratio"),
+                }
+            )
+        self.saved = time.monotonic()
+
+    def _go_on(self) -> None:
+        """Take up the last checkpoint, if there is one; forget lines of metrics after it."""
+        state = self.run.load_checkpoint(self.fabric.device)
+        if state is not None:
+            for name, part in self.task.parts().items():
+                part.load_state_dict(state["parts"][name])
+            self.epoch, self.step = state["epoch"], state["step"]
+            self.meter.load(state["meter"])
+            self.lines, self.seconds = state["lines"], state["seconds"]
+            if state["loss_ratio"] is not None:
+                self.about["loss_ratio"] = state["loss_ratio"]
+        if self.fabric.is_global_zero:
+            write_whole(self.run.metrics, "".join(line + "\n" for line in self.lines))
+
+    def _write_line(self, line: dict[str, Any], start: float, board: Any) -> None:
+        for name, value in line.items():
+            board(name, value, self.epoch + 1)
+        line["seconds"] = round(time.monotonic() - start, 3)
+        self.lines.append(json.dumps(line))
+        if self.fabric.is_global_zero:
+            with open(self.run.metrics, "a", encoding="utf-8") as file:
+                file.write(self.lines[-1] + "\n")
+
+    @contextmanager
+    def _board(self) -> Iterator[Any]:
+        """A function that writes a number to TensorBoard, where that is installed."""
+        try:
+            if not (self.machine.tensorboard and self.fabric.is_global_zero):
+                raise ImportError
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            yield lambda name, value, epoch: None
+            return
+        folder = str(self.run.folder / "tensorboard")
+        with SummaryWriter(folder, purge_step=self.epoch + 1) as writer:
+            yield writer.add_scalar
+
+    def _finish(self, metrics: dict[str, float], start: float) -> dict[str, Any]:
+        files = self.task.finish() if self.fabric.is_global_zero else []
+        result = {
+            **self.about,
+            "metrics": metrics,
+            "losses": json.loads(self.lines[-1]),
+            "seconds": round(time.monotonic() - start, 3),
+            "unreadable": sorted(self.task.unreadable),
+            "files": [file.name for file in files],
+        }
+        if self.fabric.is_global_zero:
+            self.run.save_model(self.task.parts())
+            write_whole(self.run.result, json.dumps(result, indent=2) + "\n")
+            self.run.checkpoint.unlink(missing_ok=True)
+        return result
+
+
+def make_fabric(machine: Machine, precision: str) -> Fabric:
+    """Device, precision and processes.
+
+    Raises:
+        ExperimentError: a GPU was asked for, and there is none.
+    """
+    from lightning.fabric import Fabric
+
+    device = machine.device
+    if device not in ("auto", "cpu", "cuda", "mps"):
+        raise ExperimentError(f"--device must be auto, cpu, cuda or mps, not {device!r}")
+    have = torch.cuda.device_count()
+    if device == "cuda" and have == 0:
+        raise ExperimentError(
+            "--device cuda was asked for, but torch sees no GPU; try --device cpu"
+        )
+    if device == "cuda" and machine.devices > have:
+        raise ExperimentError(
+            f"--devices {machine.devices} were asked for, but torch sees {have} of them"
+        )
+    fabric = Fabric(
+        accelerator=device,
+        devices=machine.devices,
+        precision=precision,  # type: ignore[arg-type]
+        strategy="ddp" if machine.devices > 1 else "auto",
+    )
+    if machine.devices > 1:
+        fabric.launch()
+    return fabric
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on one thread: on tensors this small, threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def interruptible() -> Iterator[threading.Event]:
+    """Ctrl-C sets the event instead of breaking a step in two; a second one breaks it."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def stop(number: int, frame: types.FrameType | None) -> None:
+        event.set()
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    for number in before:
+        signal.signal(number, stop)
     try:
-        yield
+        yield event
     finally:
-        torch.set_num_threads(threads)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-@one_thread()
-def train(
-    setting: Setting, seed: int, method: str, on_epoch: Callable[[], None] = lambda: None
-) -> Trained:
-    """Train one model.
-
-    Args:
-        setting: sizes, optimiser, weight.
-        seed: decides data, initial weights and order, alike for every method.
-        method: one of `METHODS`.
-        on_epoch: called after each epoch, for progress bars.
-
-    Returns:
-        The model after the last epoch with its accuracy on the seed's test samples.
-    """
-    model = fresh_model(seed, setting.activation)
-    samples = draw(setting.train_samples, stream(seed, "training samples"))
-    order = stream(seed, "order")
-    optimiser = OPTIMISERS[setting.optimiser](model.parameters(), lr=setting.learning_rate)
-    attachment = None
-    if method == "atom modeling":
-        attachment = atomsep.attach(model, "embed", weight=setting.weight)
-
-    model.train()
-    for epoch in range(setting.epochs):
-        if setting.decay:
-            rate = setting.learning_rate * (1 - epoch / setting.epochs)
-            optimiser.param_groups[0]["lr"] = rate
-        for batch in torch.randperm(setting.train_samples, generator=order).split(setting.batch):
-            logits = model(samples.values[batch])
-            loss = nn.functional.cross_entropy(logits, samples.labels[batch])
-            if attachment is not None:
-                loss = loss + attachment.loss()
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-        on_epoch()
-
-    if attachment is not None:
-        attachment.detach()
-    return Trained(model.eval(), accuracy(model, held_out(seed, setting)))
-
-
-@torch.no_grad()
-def accuracy(model: MixtureClassifier, samples: Samples) -> float:
-    """Share of samples whose label the model finds."""
-    right = model(samples.values).argmax(1) == samples.labels
-    return float(right.double().mean())
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield

@@ -1,0 +1,142 @@
+"""Train a classifier with cross-entropy and a method's loss, whatever the data and the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atomsep.experiments.latent import MethodOnLayer
+from atomsep.experiments.loading import Batch, Feed
+from atomsep.experiments.randomness import seed_step
+from atomsep.experiments.task import Context, Task
+
+Schedule = Callable[[float], float]
+
+SCHEDULES: dict[str, Schedule] = {
+    "constant": lambda done: 1.0,
+    "linear": lambda done: 1 - done,
+    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
+    "thirds": lambda done: 0.1 ** math.floor(3 * done + 1e-9),
+}
+"""Factor of the learning rate, by the share of the training that is done."""
+
+
+def scheduled(name: str, done: float, warmup: float = 0.0) -> float:
+    """Factor of the learning rate, which first rises linearly over the share `warmup`.
+
+    Example:
+        >>> [scheduled("linear", done, warmup=0.5) for done in (0.25, 0.5, 0.75)]
+        [0.5, 1.0, 0.5]
+    """
+    if done < warmup:
+        return done / warmup
+    return SCHEDULES[name]((done - warmup) / (1 - warmup))
+
+
+class Classification(Task):
+    """A classifier in training.
+
+    Args:
+        context: settings, method, seed, device.
+        model: takes a tensor, or the arguments of a dictionary; returns logits, or an object
+            that has `logits`.
+        optimiser: of the model's parameters.
+        feed: training batches.
+        held_out: batches to evaluate on.
+        metrics: makes torchmetrics objects by name.
+        features: of the layer, for methods with parameters.
+        schedule: of the learning rate.
+        warmup: share of the training over which the learning rate rises.
+        clip: largest norm of the gradient; 0 for any.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        model: nn.Module,
+        optimiser: torch.optim.Optimizer,
+        feed: Feed,
+        held_out: Callable[[], Iterator[Batch]],
+        metrics: Callable[[], Mapping[str, Any]],
+        *,
+        features: int = 0,
+        schedule: str = "constant",
+        warmup: float = 0.0,
+        clip: float = 0.0,
+    ) -> None:
+        super().__init__()
+        settings, self.fabric = context.settings, context.fabric
+        self.seed, self.rate = context.seed, settings.learning_rate
+        self.feed, self.held_out, self.metrics = feed, held_out, metrics
+        self.schedule, self.warmup, self.clip = schedule, warmup, clip
+        self.steps = feed.steps
+        self.on_layer = MethodOnLayer(
+            model,
+            context.method,
+            layer=settings.layer,
+            layout=settings.layout,
+            weight=settings.weight,
+            features=features,
+            seed=context.seed,
+            options=settings.method,
+        )
+        if self.on_layer.method is not None:
+            self.on_layer.method.to(self.fabric.device)
+            learned = list(self.on_layer.method.parameters())
+            if learned:
+                optimiser.add_param_group({"params": learned})
+        self.model, self.optimiser = self.fabric.setup(model, optimiser)
+
+    def batches(self, epoch: int, start: int) -> Iterable[Any]:
+        """The batches of an epoch from the one with number `start` on."""
+        return self.feed.batches(epoch, start)
+
+    def step(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
+        """One step of the optimiser."""
+        self.unreadable.update(batch.unreadable)
+        batch = self.fabric.to_device(batch)
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.rate * scheduled(self.schedule, progress, self.warmup)
+        self.model.train()
+        task_loss = nn.functional.cross_entropy(self.logits(batch.inputs), batch.labels)
+        parts = {"cross-entropy": task_loss}
+        method_loss = self.on_layer.loss(batch.labels, lambda: self._second_view(batch, progress))
+        if method_loss is not None:
+            parts["method"] = method_loss
+        self.optimiser.zero_grad()
+        self.fabric.backward(torch.stack([part.float() for part in parts.values()]).sum())
+        if self.clip:
+            self.fabric.clip_gradients(self.model, self.optimiser, max_norm=self.clip)
+        self.optimiser.step()
+        return {name: part.detach() for name, part in parts.items()}
+
+    def logits(self, inputs: Any) -> Tensor:
+        """What the model says of a batch."""
+        output = self.model(**inputs) if isinstance(inputs, Mapping) else self.model(inputs)
+        logits: Tensor = getattr(output, "logits", output)
+        return logits
+
+    def _second_view(self, batch: Batch, progress: float) -> None:
+        seed_step(self.seed, "second view", repr(progress))
+        self.logits(batch.inputs if batch.second is None else batch.second)
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """All metrics on the samples held out."""
+        self.model.eval()
+        metrics = {name: metric.to(self.fabric.device) for name, metric in self.metrics().items()}
+        for batch in self.held_out():
+            self.unreadable.update(batch.unreadable)
+            batch = self.fabric.to_device(batch)
+            logits = self.logits(batch.inputs).float()
+            for metric in metrics.values():
+                metric.update(logits, batch.labels)
+        return {name: round(float(metric.compute()), 7) for name, metric in metrics.items()}
+
+    def parts(self) -> dict[str, Any]:
+        """Model, optimiser, method."""
+        return {"model": self.model, "optimiser": self.optimiser, "method": self.on_layer}

@@ -1,0 +1,245 @@
+"""From data sets to batches: the order and the augmentation of a run, fixed by its seed.
+
+A sample's place in a run is its key `(epoch, index)`. The order is a permutation that depends on
+the seed and the epoch; the augmentation of a sample depends on the seed and its key. So batches
+can start anywhere in an epoch, and are the same whichever process loads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.randomness import generator, seeded
+
+SampleKey = tuple[int, int]
+
+
+class Batch(NamedTuple):
+    """What a step gets.
+
+    Attributes:
+        inputs: of the model; a tensor, or a dictionary of its arguments.
+        labels: `(M,)`.
+        second: the second view's inputs, where the method needs one made by augmentation.
+        unreadable: what could not be loaded and was left out, by name.
+    """
+
+    inputs: Any
+    labels: Tensor
+    second: Any = None
+    unreadable: tuple[str, ...] = ()
+
+
+class Samples(Protocol):
+    """A data set before augmentation."""
+
+    classes: Sequence[str]
+
+    def __len__(self) -> int: ...
+
+    def load(self, index: int) -> tuple[Any, int]:
+        """A sample as it is stored, and its label."""
+        ...
+
+    def name(self, index: int) -> str:
+        """What to call a sample in a message: its file, its line."""
+        ...
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which of several processes this is."""
+
+    rank: int = 0
+    world: int = 1
+
+
+ALONE = Shard()
+
+
+def epoch_batches(
+    count: int, batch: int, seed: int, epoch: int, shard: Shard = ALONE
+) -> list[Tensor]:
+    """Indices of every batch of an epoch, for one process.
+
+    The last batch holds the rest. It is left out if a process would get fewer than two samples of
+    it, which have neither a batch statistic nor a pair.
+
+    Example:
+        >>> [len(indices) for indices in epoch_batches(10, 4, seed=0, epoch=0)]
+        [4, 4, 2]
+    """
+    order = torch.randperm(count, generator=generator(seed, "order", epoch))
+    whole = [part for part in order.split(batch) if len(part) >= 2 * shard.world]
+    return [part[shard.rank :: shard.world] for part in whole]
+
+
+class Feed(Protocol):
+    """A source of training batches."""
+
+    steps: int
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        """The batches of an epoch from the one with number `start` on."""
+        ...
+
+
+class TensorFeed:
+    """Batches of tensors that are in memory, without augmentation but for a function of a batch.
+
+    Args:
+        inputs: `(n, ...)`.
+        labels: `(n,)`.
+        second: makes the second view of a batch, where the method needs one.
+    """
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        batch: int,
+        seed: int,
+        shard: Shard = ALONE,
+        second: Callable[[Tensor, torch.Generator], Tensor] | None = None,
+    ) -> None:
+        self.inputs, self.labels = inputs, labels
+        self.batch, self.seed, self.shard, self.second = batch, seed, shard, second
+        self.steps = len(epoch_batches(len(labels), batch, seed, 0, shard))
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        """The batches of an epoch from the one with number `start` on."""
+        parts = epoch_batches(len(self.labels), self.batch, self.seed, epoch, self.shard)
+        for step, indices in enumerate(parts[start:], start):
+            inputs, second = self.inputs[indices], None
+            if self.second is not None:
+                second = self.second(inputs, generator(self.seed, "second view", epoch, step))
+            yield Batch(inputs, self.labels[indices], second)
+
+
+class _Keys:
+    """The batch sampler: keys of the batches of one epoch, from one on."""
+
+    def __init__(self, parts: Callable[[int], list[Tensor]]) -> None:
+        self.parts, self.epoch, self.start = parts, 0, 0
+
+    def __iter__(self) -> Iterator[list[SampleKey]]:
+        for indices in self.parts(self.epoch)[self.start :]:
+            yield [(self.epoch, index) for index in indices.tolist()]
+
+
+class _Augmented(Dataset[Any]):
+    """Samples by key, augmented once or twice; what cannot be loaded comes back as its name."""
+
+    def __init__(
+        self, samples: Samples, augment: Callable[[Any], Any], views: int, seed: int, skip: bool
+    ) -> None:
+        self.samples, self.augment, self.views = samples, augment, views
+        self.seed, self.skip = seed, skip
+
+    def __getitem__(self, key: SampleKey) -> Any:
+        epoch, index = key
+        try:
+            stored, label = self.samples.load(index)
+        except (OSError, SyntaxError, ValueError) as error:
+            name = self.samples.name(index)
+            if self.skip:
+                return name
+            raise UnreadableSampleError(
+                f"{name} cannot be read ({error}); mend or remove it, or leave such samples out "
+                f"with --set unreadable=skip"
+            ) from None
+        views = []
+        for purpose in ("augmentation", "second view")[: self.views]:
+            with seeded(self.seed, purpose, epoch, index):
+                views.append(self.augment(stored))
+        return (*views, label)
+
+
+class UnreadableSampleError(ExperimentError):
+    """A sample of a data set cannot be loaded."""
+
+
+class _Collate:
+    """Make a batch of loaded samples, leaving out what could not be loaded."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any], classes: int) -> None:
+        self.collate, self.classes = collate, classes
+
+    def __call__(self, items: list[Any]) -> Batch:
+        unreadable = tuple(item for item in items if isinstance(item, str))
+        items = [item for item in items if not isinstance(item, str)]
+        if not items:
+            raise UnreadableSampleError(
+                f"no sample of a whole batch can be read, {unreadable[0]} among them"
+            )
+        *views, labels = zip(*items, strict=True)
+        for label in labels:
+            if not 0 <= label < self.classes:
+                raise ExperimentError(
+                    f"a sample has label {label}, but there are {self.classes} classes, numbered "
+                    f"from 0"
+                )
+        inputs = [self.collate(list(view)) for view in views]
+        second = inputs[1] if len(inputs) > 1 else None
+        return Batch(inputs[0], torch.tensor(labels), second, unreadable)
+
+
+class LoaderFeed:
+    """Batches loaded sample by sample, in other processes if asked for.
+
+    Args:
+        samples: the data set.
+        augment: from a stored sample to the model's input; may draw from the global generator.
+        collate: from a list of inputs to a batch of them.
+        views: 2 to augment every sample twice.
+        skip_unreadable: leave out what cannot be loaded, instead of stopping.
+        shuffle: False for evaluation: the order of the data set, every sample, once.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        augment: Callable[[Any], Any],
+        *,
+        batch: int,
+        seed: int,
+        workers: int = 0,
+        shard: Shard = ALONE,
+        collate: Callable[[list[Any]], Any] = default_collate,
+        views: int = 1,
+        skip_unreadable: bool = False,
+        shuffle: bool = True,
+        pin_memory: bool = False,
+    ) -> None:
+        count = len(samples)
+
+        def parts(epoch: int) -> list[Tensor]:
+            if shuffle:
+                return epoch_batches(count, batch, seed, epoch, shard)
+            return list(torch.arange(count)[shard.rank :: shard.world].split(batch))
+
+        self.steps = len(parts(0))
+        self.keys = _Keys(parts)
+        self.loader: DataLoader[Any] = DataLoader(
+            _Augmented(samples, augment, views, seed, skip_unreadable),
+            batch_sampler=self.keys,
+            num_workers=workers,
+            collate_fn=_Collate(collate, len(samples.classes)),
+            persistent_workers=workers > 0,
+            pin_memory=pin_memory,
+            # torch asks for a base seed from the global generator at every epoch otherwise
+            generator=torch.Generator().manual_seed(0),
+        )
+
+    def batches(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from the one with number `start` on."""
+        self.keys.epoch, self.keys.start = epoch, start
+        yield from self.loader

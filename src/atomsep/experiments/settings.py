@@ -1,0 +1,150 @@
+"""Settings of an experiment: typed, documented, and set from `key=value`.
+
+Each family of experiments has a dataclass of its own; an experiment gives defaults to its fields,
+another set of defaults for its tiny form, and the command line changes single ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from atomsep.experiments.errors import ExperimentError, unknown
+
+S = TypeVar("S", bound="Settings")
+
+
+def setting(
+    default: Any, help: str, *, low: float | None = None, choices: Sequence[str] = ()
+) -> Any:
+    """A field of settings: its default, what it means, and what it may be."""
+    metadata = {"help": help, "low": low, "choices": tuple(choices)}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every experiment has. Together with the seed it decides a result."""
+
+    epochs: int = setting(1, "passes over the training samples", low=1)
+    batch: int = setting(64, "samples a step, over all devices", low=1)
+    learning_rate: float = setting(0.1, "of the optimiser", low=0)
+    weight: float | None = setting(
+        None, "factor of the method's loss; the experiment's own for the method if not set", low=0
+    )
+    layer: str = setting("", "the layer that the method acts on, by its dotted name or a pattern")
+    layout: str = setting(
+        "auto",
+        "where the layer's tokens lie",
+        choices=("auto", "channels_first", "channels_last", "length_first"),
+    )
+    precision: str = setting(
+        "32-true", "of the computation", choices=("32-true", "bf16-mixed", "16-mixed", "64-true")
+    )
+    evaluate_every: int = setting(0, "epochs between evaluations; 0: at the end alone", low=0)
+    method: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={
+            "help": "options of the method, as method.NAME=VALUE",
+            "low": None,
+            "choices": (),
+        },
+    )
+
+    def digest(self) -> str:
+        """Eight hexadecimal digits that tell these settings from others."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def describe(kind: type[Settings] | Settings) -> list[tuple[str, str, str]]:
+    """Name, default and meaning of every setting, for help texts."""
+    rows = []
+    for f in dataclasses.fields(kind):
+        value = getattr(kind, f.name, None) if isinstance(kind, Settings) else f.default
+        choices = f.metadata["choices"]
+        help = f.metadata["help"] + (f" ({', '.join(choices)})" if choices else "")
+        rows.append((f.name, "" if value in (None, {}) else str(value), help))
+    return rows
+
+
+def change(settings: S, assignments: Sequence[str]) -> S:
+    """Settings with single ones changed by `key=value`.
+
+    Raises:
+        ExperimentError: no setting has that name, or the value does not fit it.
+
+    Example:
+        >>> change(Settings(), ["epochs=3", "weight=0.5", "method.norm=1"]).epochs
+        3
+    """
+    values: dict[str, Any] = {}
+    options = dict(settings.method)
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals:
+            raise ExperimentError(f"{assignment!r} sets nothing; write key=value")
+        if key.startswith("method."):
+            options[key.removeprefix("method.")] = _literal(text)
+        else:
+            values[key] = text
+    return override(settings, {**values, "method": options})
+
+
+def override(settings: S, values: Mapping[str, Any]) -> S:
+    """Settings with others for some fields, checked; texts are read as the field's type."""
+    fields = {f.name: f for f in dataclasses.fields(settings)}
+    kinds = typing.get_type_hints(type(settings))
+    changed = {}
+    for key, value in values.items():
+        if key not in fields:
+            raise unknown("setting", key, fields)
+        changed[key] = _checked(key, value, kinds[key], fields[key].metadata)
+    return dataclasses.replace(settings, **changed)
+
+
+def _checked(key: str, value: Any, kind: Any, metadata: Mapping[str, Any]) -> Any:
+    optional = isinstance(kind, types.UnionType)
+    if optional:
+        if value is None or value == "none":
+            return None
+        kind = next(k for k in typing.get_args(kind) if k is not types.NoneType)
+    if isinstance(value, str) and kind is not str:
+        value = _read(key, value, kind)
+    if kind is float and isinstance(value, int):
+        value = float(value)
+    if metadata["choices"] and value not in metadata["choices"]:
+        raise unknown(f"choice for {key}", str(value), metadata["choices"])
+    low = metadata["low"]
+    if low is not None and not (math.isfinite(value) and value >= low):
+        raise ExperimentError(f"{key} must be at least {low:g}, not {value}")
+    return value
+
+
+def _read(key: str, text: str, kind: Any) -> Any:
+    if kind is bool:
+        if text.lower() in ("true", "yes", "1"):
+            return True
+        if text.lower() in ("false", "no", "0"):
+            return False
+        raise ExperimentError(f"{key} must be true or false, not {text!r}")
+    try:
+        return kind(text)
+    except ValueError:
+        noun = "a whole number" if kind is int else "a number"
+        raise ExperimentError(f"{key} must be {noun}, not {text!r}") from None
+
+
+def _literal(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
