@@ -96,7 +96,7 @@ def mean_over_triplets(distance: Tensor, labels: Tensor, margin: float = 0.0) ->
         # Strict on both sides: a triplet that is exactly at 0 has no slope.
         with_positive = torch.searchsorted(near, reach).where(positive, 0)
         with_negative = len(labels) - torch.searchsorted(far, distance.contiguous(), right=True)
-        triplets = (positive.sum(1) * (~same).sum(1)).sum().clamp(min=1)
+        triplets = (positive.sum(1) * (~same).sum(1)).sum().clamp(min=1).to(distance.dtype)
         weight = (with_positive - with_negative.where(~same, 0)) / triplets
-        offset = margin * with_positive.sum() / triplets
-    return (distance * weight.to(distance.dtype)).sum() + offset.to(distance.dtype)
+        offset = margin * (with_positive.sum() / triplets)
+    return (distance * weight).sum() + offset
