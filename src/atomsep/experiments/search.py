@@ -1,140 +1,268 @@
-"""How the demo's weight was chosen, and where atom modeling does not help.
+"""The paper's protocol of choosing settings.
 
-Everything here runs on validation seeds, none of which the demo reports. The grid of weights is
-the paper's (its sums over five tokens make its weights 25 times smaller than ours of means).
-`--search` of the demo (two minutes) printed, in per cent of the validation samples:
+First the learning rate, by the plain method; then the weight of each method's loss, at that rate.
+The best mean of the experiment's metric over the search's seeds wins, on samples held out of the
+training set: the test samples are never looked at, and the seeds are none of those reported. A
+learning rate that was set by hand is held, and the weights alone are searched for.
 
-    cross-entropy   94.36 ± 0.37
-    weight 0.125    94.37 ± 0.41   +0.01 (p = 0.8)
-    weight 0.25     94.49 ± 0.39   +0.13 (p = 0.004)
-    weight 0.5      94.66 ± 0.37   +0.30 (p = 2e-07)
-    weight 1.25     94.91 ± 0.34   +0.55 (p = 3e-10)
-    weight 2.5      95.11 ± 0.31   +0.75 (p = 4e-11)
-    weight 5        95.02 ± 0.88   +0.66 (p = 0.003)
-    weight 12.5     95.19 ± 0.43   +0.83 (p = 8e-08)     chosen
-
-`--neighbours` (ten minutes) printed the paired difference for three weights:
-
-    setting              cross-entropy   0.5                  2.5                  12.5
-    the demo's           94.36 ± 0.37    +0.30 (p = 2e-07)    +0.75 (p = 4e-11)    +0.83 (p = 8e-08)
-    learning rate 1      95.19 ± 0.60    +0.16 (p = 0.001)    -0.11 (p = 0.8)      -0.59 (p = 0.3)
-    learning rate 3      94.83 ± 1.75    -1.38 (p = 0.1)      -1.16 (p = 0.03)     -2.89 (p = 0.02)
-    60 epochs            95.48 ± 0.13    +0.15 (p = 5e-10)    +0.29 (p = 3e-13)    +0.22 (p = 1e-05)
-    4, decaying to 0     95.88 ± 0.09    -0.15 (p = 0.0002)   -0.13 (p = 6e-05)    -0.17 (p = 8e-05)
-    Adam 0.03            95.70 ± 0.18    +0.03 (p = 0.09)     -0.03 (p = 0.4)      -0.30 (p = 0.002)
-    relu, rate 0.1       91.96 ± 0.59    +0.14 (p = 0.03)     +0.29 (p = 0.4)      -0.85 (p = 0.4)
-
-So on this task atom modeling closes much of the gap to the best possible 95.96 where plain SGD is
-slow to reach it, and none of it where the optimiser gets there alone: the gain is one of speed.
+Every trial is a run on disk like any other, so a search that was stopped goes on where it was.
+`search.json` in the experiment's folder of runs holds all trials and what was chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from statistics import mean, stdev
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
+from atomsep.experiments.comparison import metric_name
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.registry import run_key
+from atomsep.experiments.runs import RunKey, write_whole
+from atomsep.experiments.sweep import OnEvent, SweepReport, run_sweep
+from atomsep.experiments.task import Experiment
+from atomsep.experiments.training import Machine, StoppedError
 
-from atomsep.experiments.results import compare
-from atomsep.experiments.training import METHODS, Setting, train
-
-VALIDATION_SEEDS = range(100, 120)
-WEIGHTS = (0.125, 0.25, 0.5, 1.25, 2.5, 5.0, 12.5)
-
-NEIGHBOURS: dict[str, dict[str, object]] = {
-    "the demo's setting": {},
-    "learning rate 1": {"learning_rate": 1.0},
-    "learning rate 3": {"learning_rate": 3.0},
-    "60 epochs": {"epochs": 60},
-    "learning rate 4, decaying to 0": {"learning_rate": 4.0, "decay": True},
-    "Adam, learning rate 0.03": {"optimiser": "adam", "learning_rate": 0.03},
-    "relu, learning rate 0.1": {"activation": "relu", "learning_rate": 0.1},
-}
-"""Settings around the demo's, by what they change."""
-
-NEIGHBOUR_WEIGHTS = (0.5, 2.5, 12.5)
-
-Evaluate = Callable[[Setting, str], list[float]]
+SEARCH_SEEDS = tuple(range(100, 105))
+"""Seeds of a search where none were asked for."""
 
 
-@contextmanager
-def evaluation(console: Console, runs: int) -> Iterator[Evaluate]:
-    """A function that trains over all validation seeds, with one progress bar for `runs` calls."""
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("", total=runs * len(VALIDATION_SEEDS))
+@dataclass(frozen=True)
+class Trial:
+    """A method with one learning rate and weight over the seeds of the search.
 
-        def evaluate(setting: Setting, method: str) -> list[float]:
-            accuracies = []
-            for seed in VALIDATION_SEEDS:
-                accuracies.append(train(setting, seed, method).accuracy)
-                progress.advance(bar)
-            return accuracies
+    Attributes:
+        method: its name.
+        learning_rate: of the optimiser.
+        weight: of the method's loss.
+        values: the metric by seed; a seed that failed is missing.
+        reason: why seeds failed, if any did. Then the trial cannot be chosen.
+    """
 
-        yield evaluate
+    method: str
+    learning_rate: float
+    weight: float
+    values: dict[int, float]
+    reason: str = ""
+
+    @property
+    def mean(self) -> float:
+        """Mean of the metric."""
+        return mean(self.values.values())
 
 
-def search(base: Setting, console: Console) -> Setting:
-    """Choose the weight on the validation seeds, and print every trial.
+@dataclass
+class Search:
+    """What a search tried and chose.
+
+    Attributes:
+        experiment: its name.
+        metric: that it went by.
+        seeds: of the search.
+        held: settings that were changed by hand.
+        learning_rate: chosen, or held.
+        weights: chosen, by method. A method whose trials all failed has none.
+        trials: in the order tried.
+    """
+
+    experiment: str
+    metric: str
+    seeds: tuple[int, ...]
+    held: list[str] = field(default_factory=list)
+    learning_rate: float = 0.0
+    weights: dict[str, float] = field(default_factory=dict)
+    trials: list[Trial] = field(default_factory=list)
+
+    def assignments(self, method: str) -> list[str]:
+        """What was chosen for a method, as settings to change.
+
+        Example:
+            >>> search = Search("synthetic", "accuracy", (100,), [], 0.3, {"atom": 12.5})
+            >>> search.assignments("atom")
+            ['learning_rate=0.3', 'weight=12.5']
+        """
+        chosen = [f"learning_rate={self.learning_rate!r}"]
+        return chosen if method == "plain" else [*chosen, f"weight={self.weights[method]!r}"]
+
+    def record(self) -> dict[str, Any]:
+        """As it is written to disk."""
+        return asdict(self)
+
+
+def search(
+    experiment: Experiment,
+    methods: Iterable[str],
+    root: Path,
+    machine: Machine | None = None,
+    jobs: int = 1,
+    on_event: OnEvent = lambda event: None,
+    *,
+    seeds: Sequence[int] = SEARCH_SEEDS,
+    reported: Iterable[int] = (),
+    assignments: Sequence[str] = (),
+    tiny: bool = False,
+) -> Search:
+    """Choose the learning rate and the methods' weights, and write `search.json`.
 
     Args:
-        base: what is not searched for.
-        console: where to print.
+        experiment: the row of the paper.
+        methods: whose weights to choose; "plain" has none.
+        root: the folder of all runs.
+        machine: where to run.
+        jobs: how many trials at a time.
+        on_event: is told what happens; see `run_sweep`.
+        seeds: of the search.
+        reported: seeds that the search must keep off.
+        assignments: settings to change, as `key=value`. With a learning rate among them, that one
+            is held.
+        tiny: the form on embedded data.
 
-    Returns:
-        The base with the weight of the best mean accuracy.
+    Raises:
+        ExperimentError: seeds overlap, a weight was set, there is nothing to search, or every
+            trial of the plain method failed.
+        StoppedError: it was interrupted; what was trained is kept.
     """
-    baseline, with_atoms = METHODS
-    with evaluation(console, 1 + len(WEIGHTS)) as evaluate:
-        plain = evaluate(base, baseline)
-        by_weight = {
-            weight: evaluate(replace(base, weight=weight), with_atoms) for weight in WEIGHTS
-        }
-    best = max(by_weight, key=lambda weight: mean(by_weight[weight]))
+    given = {assignment.partition("=")[0].strip().replace("-", "_") for assignment in assignments}
+    if "weight" in given:
+        raise ExperimentError("--search chooses the weight; leave out --set weight=…")
+    common = sorted(set(seeds) & set(reported))
+    if common:
+        raise ExperimentError(
+            f"seed {common[0]} is both reported and searched on; keep --search-seeds apart from "
+            f"--seeds"
+        )
+    rates = () if "learning_rate" in given else experiment.learning_rates
+    others = [method for method in dict.fromkeys(methods) if method != "plain"]
+    searcher = Searcher(experiment, root, tuple(seeds), tuple(assignments), tiny)
 
-    title = f"Validation: {len(VALIDATION_SEEDS)} paired seeds"
-    table = Table("weight", "accuracy, %", "paired difference", title=title)
-    table.add_row(baseline, spread(plain), end_section=True)
-    for weight, accuracies in by_weight.items():
-        style = "bold" if weight == best else None
-        table.add_row(f"{weight:g}", *against(plain, accuracies), style=style)
-    console.print(table)
-    console.print(f"Chosen: weight {best:g}")
-    return replace(base, weight=best)
+    def run(keys: list[RunKey]) -> SweepReport:
+        return run_sweep(keys, root, machine, jobs, on_event)
 
-
-def neighbours(base: Setting, console: Console) -> None:
-    """Print what atom modeling does in settings around the base, on the validation seeds."""
-    baseline, with_atoms = METHODS
-    columns = [f"weight {weight:g}" for weight in NEIGHBOUR_WEIGHTS]
-    table = Table("setting", baseline, *columns, title="Validation: around the demo's setting")
-    with evaluation(console, len(NEIGHBOURS) * (1 + len(columns))) as evaluate:
-        for name, changes in NEIGHBOURS.items():
-            setting = replace(base, **changes)  # type: ignore[arg-type]
-            plain = evaluate(setting, baseline)
-            cells = [
-                against(plain, evaluate(replace(setting, weight=weight), with_atoms))[1]
-                for weight in NEIGHBOUR_WEIGHTS
-            ]
-            table.add_row(name, spread(plain), *cells)
-    console.print(table)
+    return searcher.search(others, rates, run)
 
 
-def spread(accuracies: list[float]) -> str:
-    """Mean ± standard deviation in per cent.
+class Searcher:
+    """A search under way."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        root: Path,
+        seeds: tuple[int, ...],
+        assignments: tuple[str, ...],
+        tiny: bool,
+    ) -> None:
+        self.experiment, self.assignments, self.tiny = experiment, assignments, tiny
+        self.found = Search(experiment.name, experiment.metric, seeds, list(assignments))
+        held = self._keys("plain", [])[0]
+        self.found.learning_rate = held.settings.learning_rate
+        self.path = replace(held, validation=False).folder(root).parents[1] / "search.json"
+
+    def search(
+        self,
+        methods: Sequence[str],
+        rates: Sequence[float],
+        run: Callable[[list[RunKey]], SweepReport],
+    ) -> Search:
+        """Try the rates, if there are any, and then the weights."""
+        found, up = self.found, self.experiment.higher_is_better
+        if rates:
+            self._try([self._keys("plain", [f"learning_rate={rate!r}"]) for rate in rates], run)
+            best = choose(found.trials, up)
+            if best is None:
+                raise ExperimentError(
+                    f"every learning rate failed, the last one because: {found.trials[-1].reason}"
+                )
+            found.learning_rate = best.learning_rate
+        rate = f"learning_rate={found.learning_rate!r}"
+        attempts = [] if rates else [self._keys("plain", [rate])]
+        attempts += [
+            self._keys(method, [rate, f"weight={weight!r}"])
+            for method in methods
+            for weight in weight_grid(self.experiment, method)
+        ]
+        self._try(attempts, run)
+        for method in methods:
+            best = choose((trial for trial in found.trials if trial.method == method), up)
+            if best is not None:
+                found.weights[method] = best.weight
+        self._write()
+        return found
+
+    def _keys(self, method: str, changes: list[str]) -> list[RunKey]:
+        changes = [*self.assignments, *changes]
+        return [
+            run_key(self.experiment, method, seed, changes, tiny=self.tiny, validation=True)
+            for seed in self.found.seeds
+        ]
+
+    def _try(
+        self, attempts: list[list[RunKey]], run: Callable[[list[RunKey]], SweepReport]
+    ) -> None:
+        report = run([key for keys in attempts for key in keys])
+        if report.stopped:
+            raise StoppedError(f"the search was stopped with {len(report.left)} trials left")
+        reasons = {id(failure.key): failure.reason for failure in report.failed}
+        results = {_name(result): result["metrics"] for result in report.results}
+        for keys in attempts:
+            values, reason = {}, ""
+            for key in keys:
+                metrics = results.get(_name(key.record()))
+                if metrics is None:
+                    reason = reasons.get(id(key), "the run has no result")
+                    continue
+                name = metric_name(self.experiment.metric, metrics)
+                values[key.seed] = metrics[name]
+                if not math.isfinite(metrics[name]):
+                    reason = f"{name} is {metrics[name]}"
+            settings = keys[0].settings
+            weight = settings.weight or 0.0
+            trial = Trial(keys[0].method, settings.learning_rate, weight, values, reason)
+            self.found.trials.append(trial)
+        self._write()
+
+    def _write(self) -> None:
+        write_whole(self.path, json.dumps(self.found.record(), indent=2) + "\n")
+
+
+def _name(record: Mapping[str, Any]) -> str:
+    """What tells a trial from the others of a search."""
+    fields = {name: record[name] for name in ("method", "seed", "settings")}
+    return json.dumps(fields, sort_keys=True)
+
+
+def weight_grid(experiment: Experiment, method: str) -> tuple[float, ...]:
+    """The weights to try for a method. Ablations of atom modeling share its grid.
+
+    Raises:
+        ExperimentError: the experiment has none.
 
     Example:
-        >>> spread([0.94, 0.96])
-        '95.00 ± 1.41'
+        >>> from atomsep.experiments.registry import find_experiment
+        >>> weight_grid(find_experiment("synthetic"), "atom-no-neutrality")[0]
+        12.5
     """
-    deviation = f" ± {100 * stdev(accuracies):.2f}" if len(accuracies) > 1 else ""
-    return f"{100 * mean(accuracies):.2f}{deviation}"
+    grids = experiment.weight_grid
+    general = method.partition("-")[0]
+    grid = grids.get(method) or grids.get(general) or grids.get("")
+    if not grid:
+        raise ExperimentError(f"{experiment.name} has no weights to search; --set weight=…")
+    return grid
 
 
-def against(plain: list[float], accuracies: list[float]) -> tuple[str, str]:
-    """Mean ± deviation, and the paired difference with its p value."""
-    result = compare(plain, accuracies)
-    return spread(accuracies), f"{100 * result.difference:+.2f} (p = {result.p_value:.1g})"
+def choose(trials: Iterable[Trial], higher_is_better: bool) -> Trial | None:
+    """The trial of the best mean; the first of equals; None if every one has a failed seed.
+
+    Example:
+        >>> values = {0.1: 0.7, 0.2: 0.9, 0.5: 0.8}
+        >>> trials = [Trial("atom", 0.3, weight, {100: value}) for weight, value in values.items()]
+        >>> choose(trials, higher_is_better=True).weight
+        0.2
+    """
+    whole = [trial for trial in trials if not trial.reason]
+    sign = 1 if higher_is_better else -1
+    return max(whole, key=lambda trial: sign * trial.mean, default=None)

@@ -1,0 +1,156 @@
+"""Methods against the plain one, paired by seed.
+
+The interval is a bootstrap of the paired differences (bias-corrected and accelerated). With few
+seeds it is somewhat narrow: of ten normal differences it covers the true mean in about 91 of 100
+cases. The p values are of the paired t test and of Wilcoxon's signed-rank test, two-sided, each
+corrected by Holm for the number of methods that an experiment compares.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean, stdev
+
+ENOUGH = 3
+"""Seeds from which on there is an interval and a test."""
+
+RESAMPLES = 9999
+CONFIDENCE = 0.95
+
+Values = Mapping[int, float]
+"""A metric by seed."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Paired differences, a method minus plain; NaN where the seeds are too few or have no spread.
+
+    Attributes:
+        seeds: that both have; no others are compared.
+        difference: mean over the seeds.
+        low: lower end of the 95 % confidence interval of the mean.
+        high: upper end.
+        t: p value of the paired t test, corrected once several methods are compared.
+        wilcoxon: p value of the signed-rank test, likewise.
+    """
+
+    seeds: tuple[int, ...]
+    difference: float
+    low: float
+    high: float
+    t: float
+    wilcoxon: float
+
+
+def compare(plain: Values, method: Values) -> Comparison:
+    """Compare two methods over the seeds that both have; p values uncorrected.
+
+    Example:
+        >>> result = compare({0: 0.90, 1: 0.91, 2: 0.92}, {0: 0.92, 1: 0.93, 2: 0.93, 3: 0.5})
+        >>> len(result.seeds), round(result.difference, 4), round(result.t, 4)
+        (3, 0.0167, 0.0377)
+    """
+    seeds = tuple(sorted(plain.keys() & method.keys()))
+    # Rounded, so that differences that are equal but for rounding count as ties
+    differences = [round(method[seed] - plain[seed], 12) for seed in seeds]
+    nan = math.nan
+    if not seeds:
+        return Comparison(seeds, nan, nan, nan, nan, nan)
+    average = mean(differences)
+    if len(seeds) < ENOUGH:
+        return Comparison(seeds, average, nan, nan, nan, nan)
+    low, high = bootstrap_interval(differences)
+    return Comparison(seeds, average, low, high, t_test(differences), signed_rank(differences))
+
+
+def compare_all(plain: Values, methods: Mapping[str, Values]) -> dict[str, Comparison]:
+    """Compare every method with the plain one; p values corrected by Holm over the methods."""
+    each = {name: compare(plain, values) for name, values in methods.items()}
+    t = holm([comparison.t for comparison in each.values()])
+    wilcoxon = holm([comparison.wilcoxon for comparison in each.values()])
+    return {
+        name: replace(comparison, t=t[place], wilcoxon=wilcoxon[place])
+        for place, (name, comparison) in enumerate(each.items())
+    }
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Correct p values for their number by Holm's method; NaN stays and does not count.
+
+    The k-th smallest of m is multiplied by m - k + 1, and none becomes smaller than one before it.
+
+    Example:
+        >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
+        [0.03, 0.06, 0.06]
+    """
+    corrected = list(p_values)
+    places = sorted(
+        (place for place, p in enumerate(p_values) if not math.isnan(p)),
+        key=lambda place: p_values[place],
+    )
+    largest = 0.0
+    for rank, place in enumerate(places):
+        largest = max(largest, min(1.0, (len(places) - rank) * p_values[place]))
+        corrected[place] = largest
+    return corrected
+
+
+def bootstrap_interval(differences: Sequence[float]) -> tuple[float, float]:
+    """Ends of the confidence interval of the mean; the mean itself if there is no spread."""
+    import numpy as np
+    from scipy import stats
+
+    if len(set(differences)) == 1:
+        return differences[0], differences[0]
+    result = stats.bootstrap(
+        (np.array(differences),),
+        np.mean,
+        n_resamples=RESAMPLES,
+        confidence_level=CONFIDENCE,
+        method="BCa",
+        random_state=np.random.default_rng(0),  # the same seeds, the same interval
+    )
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+def t_test(differences: Sequence[float]) -> float:
+    """Two-sided p value of the paired t test: 1 if nothing differs, NaN if all differ alike."""
+    from scipy import stats
+
+    if len(set(differences)) == 1:
+        return math.nan if differences[0] else 1.0
+    return float(stats.ttest_1samp(differences, 0).pvalue)
+
+
+def signed_rank(differences: Sequence[float]) -> float:
+    """Two-sided p value of Wilcoxon's signed-rank test: 1 if nothing differs."""
+    from scipy import stats
+
+    if not any(differences):
+        return 1.0
+    with warnings.catch_warnings():  # few seeds, or ties among them: no exact distribution
+        warnings.simplefilter("ignore")
+        return float(stats.wilcoxon(differences).pvalue)
+
+
+def deviation(values: Iterable[float]) -> float:
+    """Standard deviation over seeds; NaN for a single one."""
+    numbers = list(values)
+    return stdev(numbers) if len(numbers) > 1 else math.nan
+
+
+def metric_name(wanted: str, metrics: Mapping[str, float]) -> str:
+    """The metric that a result is judged by: the experiment's, or what stands in for it.
+
+    A Fréchet distance over other features than FID's carries their name.
+
+    Example:
+        >>> metric_name("fid", {"precision": 0.4, "frechet_lenet": 3.0})
+        'frechet_lenet'
+    """
+    if wanted in metrics:
+        return wanted
+    return next((name for name in metrics if name.startswith("frechet_")), next(iter(metrics)))

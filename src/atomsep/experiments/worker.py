@@ -1,0 +1,169 @@
+"""One process of a sweep: reads a trial a line, trains it, answers by lines.
+
+A trial is a JSON object: `key` (see `RunKey.record`), `root` and `machine`. The answers are
+
+    {"ready": true}                     once, when it can take a trial
+    {"done": 120, "total": 640}         now and then, first when the data is there
+    {"finished": true}                  or
+    {"failed": "the reason"}            or
+    {"stopped": "where"}                each ends a trial
+
+Whatever is printed during a trial, by whomever, goes to the run's `log.txt`. When the sweep's end
+of the line closes, for whatever reason, the worker writes a checkpoint and ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.registry import find_experiment
+from atomsep.experiments.runs import RunKey
+from atomsep.experiments.settings import override
+from atomsep.experiments.training import Machine, Silent, StoppedError, train
+
+Answer = Callable[[Mapping[str, Any]], None]
+
+
+def read_key(record: Mapping[str, Any]) -> RunKey:
+    """The run that a record describes; the inverse of `RunKey.record`.
+
+    Raises:
+        ExperimentError: the experiment or a setting is unknown.
+
+    Example:
+        >>> from atomsep.experiments.registry import find_experiment, run_key
+        >>> key = run_key(find_experiment("synthetic"), "atom", 3, ["epochs=2"])
+        >>> read_key(json.loads(json.dumps(key.record()))) == key
+        True
+    """
+    experiment = find_experiment(record["experiment"])
+    settings = override(experiment.settings, record["settings"])
+    return RunKey(
+        *(record["experiment"], record["method"], record["seed"], settings),
+        tiny=record["tiny"],
+        validation=record["validation"],
+    )
+
+
+class Inbox:
+    """Lines of the sweep, read in a thread of their own, so that its end is noticed in training."""
+
+    def __init__(self) -> None:
+        self.lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.busy = False
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            self.lines.put(line)
+        self.lines.put(None)
+        if self.busy:
+            os.kill(os.getpid(), signal.SIGTERM)  # the loop takes it and writes a checkpoint
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.lines.get, None)
+
+
+class Reporter(Silent):
+    """A watcher that answers with the steps done."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+
+    def started(self, key: RunKey, done: int, total: int) -> None:
+        """The data is there, and training begins."""
+        self.answer({"done": done, "total": total})
+
+    def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
+        """So many steps are done."""
+        self.answer({"done": done, "total": total})
+
+
+@contextmanager
+def logged(folder: Path) -> Iterator[None]:
+    """Send everything that is printed, by other languages too, to a run's log."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = os.dup(1), os.dup(2)
+    with open(folder / "log.txt", "ab", buffering=0) as log:
+        for number in (1, 2):
+            os.dup2(log.fileno(), number)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, file in enumerate(kept, 1):
+            os.dup2(file, number)
+            os.close(file)
+
+
+def work(line: str, answer: Answer) -> dict[str, Any]:
+    """Train one trial; returns the last answer."""
+    trial = json.loads(line)
+    try:
+        key, root = read_key(trial["key"]), Path(trial["root"])
+        with logged(key.folder(root)):
+            return _train(key, root, read_machine(trial["machine"]), answer)
+    except (ExperimentError, OSError) as error:  # no such experiment, or no log can be opened
+        return {"failed": str(error)}
+
+
+def read_machine(record: Mapping[str, Any]) -> Machine:
+    """The machine that a record describes."""
+    return Machine(**{**record, "data": Path(record["data"])})
+
+
+def _train(key: RunKey, root: Path, machine: Machine, answer: Answer) -> dict[str, Any]:
+    try:
+        train(find_experiment(key.experiment), key, root, machine, Reporter(answer))
+    except StoppedError as stopped:
+        return {"stopped": str(stopped)}
+    except Exception as error:
+        traceback.print_exc()
+        if isinstance(error, ExperimentError):
+            return {"failed": str(error)}
+        return {"failed": traceback.format_exception_only(error)[-1].strip().splitlines()[-1]}
+    finally:
+        if torch.cuda.is_initialized():  # the next trial finds the memory free
+            import gc
+
+            gc.collect()
+            torch.cuda.empty_cache()
+    return {"finished": True}
+
+
+def main() -> int:
+    """Work until the sweep has no more trials."""
+    answers = os.dup(1)
+    os.dup2(2, 1)  # whatever else is printed is no answer
+    inbox, threads = Inbox(), torch.get_num_threads()
+
+    def answer(message: Mapping[str, Any]) -> None:
+        with suppress(BrokenPipeError):  # the sweep is gone; the inbox notices it too
+            os.write(answers, json.dumps(message).encode() + b"\n")
+
+    answer({"ready": True})
+    for line in inbox:
+        torch.set_num_threads(threads)  # an experiment may have set its own
+        inbox.busy = True
+        last = work(line, answer)
+        inbox.busy = False
+        answer(last)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
