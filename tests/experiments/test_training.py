@@ -1,83 +1,304 @@
-"""Training: pairing by seed, repeatability, and that the atom loss is what differs."""
+"""The loop: what it writes, how it goes on, what it refuses."""
 
 from __future__ import annotations
 
+import json
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from processes import start
+from torch import Tensor
 
-from atomsep.experiments import training
-from atomsep.experiments.training import METHODS, Setting, Trained, fresh_model, held_out, train
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.registry import find_experiment, run_key
+from atomsep.experiments.runs import Run, RunKey
+from atomsep.experiments.task import Context, Task
+from atomsep.experiments.training import Machine, Silent, StoppedError, make_fabric, train
 
-TOY = Setting(epochs=2, train_samples=200, test_samples=500)
-
-
-def same(first: Trained, second: Trained) -> bool:
-    pairs = zip(first.model.parameters(), second.model.parameters(), strict=True)
-    return first.accuracy == second.accuracy and all(torch.equal(a, b) for a, b in pairs)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_same_seed_repeats_bit_for_bit(method: str) -> None:
-    first = train(TOY, 1, method)
-    torch.rand(17)  # the global random state has no say
-    assert same(first, train(TOY, 1, method))
-    assert not same(first, train(TOY, 2, method))
+SYNTHETIC = find_experiment("synthetic")
+SAMPLED = ("method.pairs=sampled", "method.tokens=3")
+"""Makes atom modeling draw random numbers of its own, the hardest case for going on."""
 
 
-def test_methods_differ_by_the_atom_loss_alone() -> None:
-    """At weight 0 both see the same weights, samples and order: not a bit differs."""
-    plain = train(TOY, 1, "cross-entropy")
-    assert same(plain, train(replace(TOY, weight=0.0), 1, "atom modeling"))
-    assert not same(plain, train(TOY, 1, "atom modeling"))
+def tiny(method: str = "plain", seed: int = 0, *settings: str) -> RunKey:
+    return run_key(SYNTHETIC, method, seed, settings, tiny=True)
 
 
-def test_methods_see_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, list[torch.Tensor]] = {method: [] for method in METHODS}
-    entropy = torch.nn.functional.cross_entropy
-
-    def watched(method: str):
-        def call(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            seen[method].append(labels)
-            return entropy(logits, labels)
-
-        return call
-
-    for method in METHODS:
-        monkeypatch.setattr(training.nn.functional, "cross_entropy", watched(method))
-        train(TOY, 4, method)
-    first, second = (torch.cat(seen[method]) for method in METHODS)
-    assert len(first) == TOY.epochs * TOY.train_samples
-    assert torch.equal(first, second)
+def run(key: RunKey, root: Path, **machine: Any) -> dict[str, Any]:
+    return train(SYNTHETIC, key, root, Machine(tensorboard=False, **machine))
 
 
-def test_streams_of_a_seed_are_apart() -> None:
-    states = {
-        training.stream(seed, name).initial_seed()
-        for seed in range(200)
-        for name in training.STREAMS
-    }
-    assert len(states) == 200 * len(training.STREAMS)
+def weights(key: RunKey, root: Path) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = torch.load(Run(key.folder(root)).model, weights_only=True)["model"]
+    return state
 
 
-def test_no_hook_and_no_random_draw_stays_behind() -> None:
-    before = torch.get_rng_state()
-    trained = train(TOY, 1, "atom modeling")
-    assert torch.equal(before, torch.get_rng_state())
-    assert not trained.model.embed._forward_hooks
+def without_times(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name != "seconds"}
 
 
-def test_training_learns() -> None:
-    setting = replace(TOY, epochs=10, train_samples=1000)
-    samples = held_out(1, setting)
-    untrained = training.accuracy(fresh_model(1), samples)
-    assert untrained < 0.7
-    for method in METHODS:
-        assert train(setting, 1, method).accuracy > 0.9
+class StopAt(Silent):
+    """Ends the run by an exception when so many steps are done, as a crash would."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        if epoch == self.epoch:
+            raise MemoryError
 
 
-def test_options_of_a_setting_change_the_training() -> None:
-    plain = train(TOY, 1, "cross-entropy")
-    for changes in ({"optimiser": "adam"}, {"decay": True}, {"activation": "relu"}):
-        assert not same(plain, train(replace(TOY, **changes), 1, "cross-entropy")), changes
+def test_the_result_file_tells_the_whole_story(tmp_path: Path) -> None:
+    key = tiny("atom", 3)
+    result = run(key, tmp_path)
+    folder = key.folder(tmp_path)
+    assert result == json.loads((folder / "result.json").read_text())
+    assert result["settings"]["weight"] == 12.5
+    assert (result["experiment"], result["method"], result["seed"]) == ("synthetic", "atom", 3)
+    assert result["versions"]["torch"] == torch.__version__.split("+")[0]
+    assert result["machine"]["threads"] >= 1
+    assert result["commit"] is None or len(result["commit"].rstrip("+")) == 40
+    assert result["loss_ratio"] > 0
+    assert result["tiny"] is True
+    lines = Run(folder).read_metrics()
+    assert [line["epoch"] for line in lines] == [1, 2]
+    assert lines[-1] == result["losses"]
+    assert not (folder / "checkpoint.pt").exists()
+    assert set(weights(key, tmp_path)) == {"embed.weight", "embed.bias", "head.weight", "head.bias"}
+
+
+def test_the_accuracy_is_that_of_the_saved_model(tmp_path: Path) -> None:
+    from atomsep.experiments.mixtures import MixtureClassifier, draw
+    from atomsep.experiments.randomness import generator
+
+    key = tiny("plain", 5)
+    result = run(key, tmp_path)
+    model = MixtureClassifier()
+    model.load_state_dict(weights(key, tmp_path))
+    samples = draw(500, generator(5, "test samples"))
+    right = (model(samples.values).argmax(1) == samples.labels).double().mean()
+    assert result["metrics"]["accuracy"] == pytest.approx(float(right), abs=1e-6)
+
+
+def test_a_run_is_an_ordinary_loop(tmp_path: Path) -> None:
+    """The same training written out with plain PyTorch gives the same weights to the last bit."""
+    from atomsep.experiments.loading import epoch_batches
+    from atomsep.experiments.mixtures import MixtureClassifier, draw
+    from atomsep.experiments.randomness import derive, generator
+
+    key = tiny("plain", 2)
+    run(key, tmp_path)
+    torch.manual_seed(derive(2, "initial weights"))
+    model = MixtureClassifier()
+    samples = draw(256, generator(2, "training samples"))
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.3)
+    for epoch in range(2):
+        for indices in epoch_batches(256, 64, 2, epoch):
+            logits = model(samples.values[indices])
+            loss = torch.nn.functional.cross_entropy(logits, samples.labels[indices])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    for name, value in weights(key, tmp_path).items():
+        assert torch.equal(value, model.state_dict()[name]), name
+
+
+def test_one_seed_repeats_and_two_differ(tmp_path: Path) -> None:
+    first = run(tiny("atom", 0), tmp_path / "a")
+    again = run(tiny("atom", 0), tmp_path / "b")
+    other = run(tiny("atom", 1), tmp_path / "a")
+    assert first["metrics"] == again["metrics"]
+    assert without_times(first["losses"]) == without_times(again["losses"])
+    assert first["losses"]["cross-entropy"] != other["losses"]["cross-entropy"]
+
+
+def test_all_methods_of_a_seed_start_from_the_same_model_and_samples(tmp_path: Path) -> None:
+    """With weight 0 every method is the plain one, draws of its own or not."""
+    plain = tiny("plain", 0)
+    run(plain, tmp_path)
+    for method in SYNTHETIC.methods[1:]:
+        options = SAMPLED if method.startswith("atom") else ()
+        key = tiny(method, 0, "weight=0", *options)
+        run(key, tmp_path)
+        for name, value in weights(key, tmp_path).items():
+            assert torch.equal(value, weights(plain, tmp_path)[name]), (method, name)
+
+
+@pytest.mark.parametrize("method", ["atom", "simclr"])
+def test_a_crashed_run_goes_on_and_ends_bit_for_bit_as_an_unbroken_one(
+    tmp_path: Path, method: str
+) -> None:
+    options = ("epochs=4", "evaluate_every=1", *(SAMPLED if method == "atom" else ()))
+    key = tiny(method, 0, *options)
+    unbroken = run(key, tmp_path / "unbroken")
+    machine = Machine(tensorboard=False, checkpoint_seconds=0)
+    for epoch in (1, 3):
+        with pytest.raises(MemoryError):
+            train(SYNTHETIC, key, tmp_path / "broken", machine, StopAt(epoch))
+    broken = train(SYNTHETIC, key, tmp_path / "broken", machine)
+    assert broken["metrics"] == unbroken["metrics"]
+    lines = [Run(key.folder(tmp_path / each)).read_metrics() for each in ("unbroken", "broken")]
+    assert [without_times(x) for x in lines[0]] == [without_times(x) for x in lines[1]]
+    for name, value in weights(key, tmp_path / "broken").items():
+        assert torch.equal(value, weights(key, tmp_path / "unbroken")[name]), name
+
+
+def train_with_checkpoints(key: RunKey, root: Path) -> None:
+    run(key, root, checkpoint_seconds=0.05)
+
+
+def test_killed_at_any_moment_it_ends_the_same(tmp_path: Path) -> None:
+    """kill -9 of a real process, three times, somewhere."""
+    key = tiny("atom", 0, "epochs=60", "train_samples=512", *SAMPLED)
+    unbroken = run(key, tmp_path / "unbroken")
+    root = tmp_path / "killed"
+    folder = key.folder(root)
+    for _ in range(3):
+        before = len(Run(folder).read_metrics())
+        process = start(train_with_checkpoints, key, root)
+        while len(Run(folder).read_metrics()) <= before + 2 and process.is_alive():
+            time.sleep(0.005)
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    state = Run(folder).load_checkpoint(torch.device("cpu"))
+    assert state is not None
+    assert 0 < state["epoch"] < 60
+    (folder / ".checkpoint.pt.1.part").write_text("half a checkpoint")
+    result = run(key, root, checkpoint_seconds=1000)
+    assert not list(folder.glob(".*.part"))
+    assert result["metrics"] == unbroken["metrics"]
+    assert without_times(result["losses"]) == without_times(unbroken["losses"])
+    for name, value in weights(key, root).items():
+        assert torch.equal(value, weights(key, tmp_path / "unbroken")[name]), name
+
+
+def test_interrupted_it_stops_between_steps_with_a_checkpoint(tmp_path: Path) -> None:
+    key = tiny("plain", 0, "epochs=2000")
+
+    def interrupt() -> None:
+        while not Run(key.folder(tmp_path)).read_metrics():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(StoppedError, match="it goes on from there"):
+        run(key, tmp_path, checkpoint_seconds=1000)
+    thread.join()
+    state = Run(key.folder(tmp_path)).load_checkpoint(torch.device("cpu"))
+    assert state is not None
+    assert state["epoch"] > 0
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    key = tiny()
+    first = run(key, tmp_path)
+    path = key.folder(tmp_path) / "model.pt"
+    before = path.stat().st_mtime_ns
+    assert run(key, tmp_path) == first
+    assert path.stat().st_mtime_ns == before
+
+
+def test_the_global_random_state_is_left_alone(tmp_path: Path) -> None:
+    before = torch.random.get_rng_state()
+    run(tiny("atom"), tmp_path)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_tensorboard_gets_every_epoch_once(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    key = tiny("atom", 0, "epochs=3", "evaluate_every=1")
+    machine = Machine(checkpoint_seconds=0)
+    with pytest.raises(MemoryError):
+        train(SYNTHETIC, key, tmp_path, machine, StopAt(2))
+    train(SYNTHETIC, key, tmp_path, machine)
+    events = EventAccumulator(str(key.folder(tmp_path) / "tensorboard"))
+    events.Reload()
+    for name in ("cross-entropy", "method", "accuracy"):
+        assert sorted({event.step for event in events.Scalars(name)}) == [1, 2, 3]
+
+
+def test_two_processes_cannot_train_the_same_run(tmp_path: Path) -> None:
+    key = tiny()
+    with (
+        Run(key.folder(tmp_path)).locked(),
+        pytest.raises(ExperimentError, match="another process is training in"),
+    ):
+        run(key, tmp_path)
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match="not a number in epoch 1; lower the learning rate"):
+        run(tiny("plain", 0, "learning_rate=1e38"), tmp_path)
+
+
+def test_a_gpu_that_is_not_there_is_named() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ExperimentError, match="torch sees no GPU"):
+        make_fabric(Machine(device="cuda"), "32-true")
+    with pytest.raises(ExperimentError, match="must be auto, cpu, cuda or mps, not 'gpu0'"):
+        make_fabric(Machine(device="gpu0"), "32-true")
+
+
+def test_a_batch_without_two_samples_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match="a batch of 1 holds fewer than two"):
+        run(tiny("plain", 0, "batch=1"), tmp_path)
+
+
+class ShortTask(Task):
+    """Promises more batches than it gives."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self.steps = 3
+
+    def batches(self, epoch: int, start: int) -> list[int]:
+        return [1, 2]
+
+    def step(self, batch: Any, progress: float) -> dict[str, Tensor]:
+        return {"task": torch.zeros(())}
+
+    def evaluate(self) -> dict[str, float]:
+        return {}
+
+    def parts(self) -> dict[str, Any]:
+        return {}
+
+
+def test_an_epoch_with_too_few_batches_is_an_error(tmp_path: Path) -> None:
+    experiment = replace(SYNTHETIC, build=ShortTask)
+    with pytest.raises(ExperimentError, match="gave 2 batches, but 3 were promised"):
+        train(experiment, tiny(), tmp_path, Machine(tensorboard=False))
+
+
+def train_on_a_full_disk(key: RunKey, root: Path, said: Path) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2500, 2500))
+    try:
+        run(key, root, checkpoint_seconds=0)
+    except ExperimentError as error:
+        said.write_text(str(error))
+
+
+def test_a_full_disk_leaves_no_half_file_and_says_what_to_do(tmp_path: Path) -> None:
+    """A real limit on the size of files, as a full disk has."""
+    said = tmp_path / "said"
+    process = start(train_on_a_full_disk, tiny(), tmp_path, said)
+    process.join()
+    assert "checkpoint.pt cannot be written" in said.read_text()
+    assert "free some space and give the same command again" in said.read_text()
+    folder = tiny().folder(tmp_path)
+    assert {path.name for path in folder.iterdir()} == {".lock", "config.json", "metrics.jsonl"}

@@ -135,27 +135,27 @@ class _Keys:
             yield [(self.epoch, index) for index in indices.tolist()]
 
 
+class UnreadableSampleError(ExperimentError):
+    """A sample of a data set cannot be loaded."""
+
+
 class _Augmented(Dataset[Any]):
-    """Samples by key, augmented once or twice; what cannot be loaded comes back as its name."""
+    """Samples by key, augmented once or twice; what cannot be loaded comes back as a text.
+
+    Nothing is raised here: an exception would reach the user with the traceback of a process.
+    """
 
     def __init__(
-        self, samples: Samples, augment: Callable[[Any], Any], views: int, seed: int, skip: bool
+        self, samples: Samples, augment: Callable[[Any], Any], views: int, seed: int
     ) -> None:
-        self.samples, self.augment, self.views = samples, augment, views
-        self.seed, self.skip = seed, skip
+        self.samples, self.augment, self.views, self.seed = samples, augment, views, seed
 
     def __getitem__(self, key: SampleKey) -> Any:
         epoch, index = key
         try:
             stored, label = self.samples.load(index)
         except (OSError, SyntaxError, ValueError) as error:
-            name = self.samples.name(index)
-            if self.skip:
-                return name
-            raise UnreadableSampleError(
-                f"{name} cannot be read ({error}); mend or remove it, or leave such samples out "
-                f"with --set unreadable=skip"
-            ) from None
+            return f"{self.samples.name(index)} ({error})"
         views = []
         for purpose in ("augmentation", "second view")[: self.views]:
             with seeded(self.seed, purpose, epoch, index):
@@ -163,30 +163,18 @@ class _Augmented(Dataset[Any]):
         return (*views, label)
 
 
-class UnreadableSampleError(ExperimentError):
-    """A sample of a data set cannot be loaded."""
-
-
 class _Collate:
     """Make a batch of loaded samples, leaving out what could not be loaded."""
 
-    def __init__(self, collate: Callable[[list[Any]], Any], classes: int) -> None:
-        self.collate, self.classes = collate, classes
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.collate = collate
 
     def __call__(self, items: list[Any]) -> Batch:
         unreadable = tuple(item for item in items if isinstance(item, str))
         items = [item for item in items if not isinstance(item, str)]
         if not items:
-            raise UnreadableSampleError(
-                f"no sample of a whole batch can be read, {unreadable[0]} among them"
-            )
+            return Batch(None, torch.empty(0, dtype=torch.long), None, unreadable)
         *views, labels = zip(*items, strict=True)
-        for label in labels:
-            if not 0 <= label < self.classes:
-                raise ExperimentError(
-                    f"a sample has label {label}, but there are {self.classes} classes, numbered "
-                    f"from 0"
-                )
         inputs = [self.collate(list(view)) for view in views]
         second = inputs[1] if len(inputs) > 1 else None
         return Batch(inputs[0], torch.tensor(labels), second, unreadable)
@@ -227,12 +215,13 @@ class LoaderFeed:
             return list(torch.arange(count)[shard.rank :: shard.world].split(batch))
 
         self.steps = len(parts(0))
+        self.classes, self.skip = len(samples.classes), skip_unreadable
         self.keys = _Keys(parts)
         self.loader: DataLoader[Any] = DataLoader(
-            _Augmented(samples, augment, views, seed, skip_unreadable),
+            _Augmented(samples, augment, views, seed),
             batch_sampler=self.keys,
             num_workers=workers,
-            collate_fn=_Collate(collate, len(samples.classes)),
+            collate_fn=_Collate(collate),
             persistent_workers=workers > 0,
             pin_memory=pin_memory,
             # torch asks for a base seed from the global generator at every epoch otherwise
@@ -242,4 +231,7 @@ class LoaderFeed:
     def batches(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from the one with number `start` on."""
         self.keys.epoch, self.keys.start = epoch, start
-        yield from self.loader
+        for batch in self.loader:
+            if isinstance(batch, ExperimentError):
+                raise batch
+            yield batch

@@ -96,6 +96,8 @@ class Run:
                     f"another process is training in {self.folder}; wait for it, or choose another "
                     f"folder with --out"
                 ) from None
+            for part in self.folder.glob(".*.part"):  # what a killed process was writing
+                part.unlink()
             yield
 
     def read_result(self) -> dict[str, Any] | None:
@@ -123,14 +125,12 @@ class Run:
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
         """Put a checkpoint in the place of the last one."""
-        with saying(self.checkpoint), replacing(self.checkpoint) as part:
-            torch.save(dict(state), part)
+        _save(dict(state), self.checkpoint)
 
     def save_model(self, parts: Mapping[str, Any]) -> None:
         """Keep the trained models, without optimisers."""
         models = {n: part.state_dict() for n, part in parts.items() if isinstance(part, nn.Module)}
-        with saying(self.model), replacing(self.model) as part:
-            torch.save(models, part)
+        _save(models, self.model)
 
     def load_checkpoint(self, device: torch.device) -> dict[str, Any] | None:
         """The last checkpoint, or None."""
@@ -159,25 +159,24 @@ def write_whole(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
+def _save(state: dict[str, Any], path: Path) -> None:
+    # Through a file of Python's, whose errors say what is wrong; torch's own do not.
+    with saying(path), replacing(path) as part, open(part, "wb") as file:
+        torch.save(state, file)
+
+
 @contextmanager
 def saying(path: Path) -> Iterator[None]:
     """Turn what the file system refuses into a sentence."""
     try:
         yield
-    except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
-        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        if isinstance(error, RuntimeError) and not _is_write_failure(error):
-            raise
-        advice = "free some space" if full or isinstance(error, RuntimeError) else "see to it"
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = "free some space" if full else "see to it"
         raise ExperimentError(
-            f"{path} cannot be written ({error}); {advice} and give the same command again: it "
-            f"goes on from the last checkpoint"
+            f"{path} cannot be written ({error.strerror}); {advice} and give the same command "
+            f"again: it goes on from the last checkpoint"
         ) from error
-
-
-def _is_write_failure(error: RuntimeError) -> bool:
-    text = str(error)
-    return "file write failed" in text or "unexpected pos" in text or "PytorchStreamWriter" in text
 
 
 def surroundings() -> dict[str, Any]:

@@ -1,0 +1,235 @@
+"""The command line: `atomsep train`, `sweep`, `table`, `list`.
+
+The only place that parses arguments. What takes long to import is imported where it is used, so
+that help comes quickly.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+try:
+    import typer
+    from rich.console import Console
+    from rich.table import Table
+except ImportError as error:  # the core is installed without them
+    raise SystemExit(
+        f"the command line needs {error.name}; install it with: pip install 'atomsep[experiments]'"
+    ) from None
+
+from atomsep.experiments.errors import ExperimentError, unknown
+
+FAILED, STOPPED = 1, 130
+"""Exit codes: an error that was said in a sentence; interrupted, to go on with the same command."""
+
+app = typer.Typer(
+    name="atomsep",
+    help="Train the experiments of atom modeling, and put the results into tables.\n\n"
+    "Begin with [bold]atomsep list[/], then [bold]atomsep train synthetic --tiny[/].",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ExperimentName = Annotated[str, typer.Argument(help="Name of the experiment; see: atomsep list.")]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting; may be given again. The keys: atomsep list EXPERIMENT.",
+    ),
+]
+Tiny = Annotated[bool, typer.Option("--tiny", help="The form on embedded data: seconds, no files.")]
+Out = Annotated[Path, typer.Option(help="Folder of all runs.")]
+Data = Annotated[Path, typer.Option(help="Folder of the data sets.")]
+Download = Annotated[bool, typer.Option("--download", help="Fetch public data that is not there.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Devices = Annotated[int, typer.Option(min=1, help="How many devices, data-parallel.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=0, help="Processes that load data; by default 4, or 0 in the tiny form."),
+]
+CheckpointSeconds = Annotated[
+    float, typer.Option(min=0, help="At most so much work is lost when the run is killed.")
+]
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Options of all commands; `--debug` is read by `main`."""
+
+
+@app.command()
+def train(
+    experiment: ExperimentName,
+    method: Annotated[str, typer.Option("--method", "-m", help="Name of the method.")] = "atom",
+    seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="Of data order, weights …")] = 0,
+    set_: Assignments = None,
+    tiny: Tiny = False,
+    validation: Annotated[
+        bool,
+        typer.Option(
+            "--validation", help="Evaluate on held-out training samples, not on the test samples."
+        ),
+    ] = False,
+    out: Out = Path("runs"),
+    data: Data = Path("data"),
+    download: Download = False,
+    device: Device = "auto",
+    devices: Devices = 1,
+    workers: Workers = None,
+    checkpoint_seconds: CheckpointSeconds = 30.0,
+) -> None:
+    """Train one model with one method and one seed.
+
+    Stopped or killed at any moment, the same command goes on from the last checkpoint and ends
+    with the same result. A finished run is not trained again: its result is shown.
+
+    [bold]Examples[/]
+
+      atomsep train synthetic --method atom --seed 3
+
+      atomsep train flowers --method plain --set epochs=30 --download
+
+      atomsep train own-images --set folder=my/images --set weight=0.05
+    """
+    from atomsep.display import TrainingDisplay, say
+    from atomsep.experiments.registry import find_experiment, run_key
+    from atomsep.experiments.runs import Run
+    from atomsep.experiments.training import Machine, StoppedError
+    from atomsep.experiments.training import train as train_run
+
+    console = Console()
+    chosen = find_experiment(experiment)
+    key = run_key(chosen, method, seed, set_ or (), tiny=tiny, validation=validation)
+    folder = key.folder(out)
+    workers = default_workers(tiny) if workers is None else workers
+    machine = Machine(device, devices, workers, data, download, checkpoint_seconds)
+    finished = Run(folder).read_result() is not None
+    if finished:
+        say(console, f"This run is finished; to train it anew, remove {folder}")
+        result = train_run(chosen, key, out, machine)
+    else:
+        try:
+            with TrainingDisplay(console) as display:
+                result = train_run(chosen, key, out, machine, display)
+        except StoppedError:
+            say(console, f"Stopped. The same command goes on from the checkpoint in {folder}")
+            raise typer.Exit(STOPPED) from None
+    table = Table("metric", "value", title=f"{chosen.title}, {method}, seed {seed}")
+    for name, value in result["metrics"].items():
+        table.add_row(name, f"{value:.4f}")
+    console.print(table)
+    if result["unreadable"]:
+        first = result["unreadable"][0]
+        say(
+            console,
+            f"{len(result['unreadable'])} samples could not be read and were left out, "
+            f"{first} among them",
+        )
+    say(console, f"Everything is in {folder}")
+
+
+@app.command("list")
+def list_(
+    experiment: Annotated[str | None, typer.Argument(help="Show this one's settings.")] = None,
+) -> None:
+    """Show the experiments and methods, or the settings of one experiment."""
+    from atomsep.experiments.registry import EXPERIMENTS, find_experiment
+    from atomsep.experiments.settings import describe
+    from atomsep.methods import METHODS
+
+    console = Console()
+    if experiment is None:
+        table = Table("experiment", "what", "metric", title="Experiments")
+        for each in EXPERIMENTS.values():
+            table.add_row(each.name, each.summary, each.metric)
+        console.print(table)
+        table = Table("method", "what", title="Methods")
+        for name, entry in METHODS.items():
+            table.add_row(name, entry.summary)
+        console.print(table)
+        return
+    chosen = find_experiment(experiment)
+    title = f"{chosen.name}: {chosen.summary}"
+    table = Table("setting", "default", "tiny", "meaning", title=title)
+    for name, default, meaning in describe(chosen.settings):
+        table.add_row(name, default, str(chosen.tiny.get(name, "")), meaning)
+    console.print(table)
+    table = Table("method", "weight", "what", title="Methods")
+    for name in chosen.methods:
+        weight = "" if name == "plain" else f"{chosen.weights.get(name, 0.1):g}"
+        what = chosen.plain if name == "plain" else METHODS[name].summary
+        table.add_row(name, weight, what)
+    console.print(table)
+
+
+def default_workers(tiny: bool) -> int:
+    """Loading processes where nothing was said."""
+    return 0 if tiny else min(4, os.cpu_count() or 1)
+
+
+def chosen_methods(text: str, known: tuple[str, ...]) -> list[str]:
+    """Names of methods from a list with commas, or all of them.
+
+    Example:
+        >>> chosen_methods("plain,atom", ("plain", "vq", "atom"))
+        ['plain', 'atom']
+    """
+    if text == "all":
+        return list(known)
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise unknown("method", name, known)
+    return names
+
+
+def chosen_seeds(text: str) -> list[int]:
+    """A number of seeds from 0 on, or the seeds themselves with commas.
+
+    Example:
+        >>> chosen_seeds("3"), chosen_seeds("3,"), chosen_seeds("5,7")
+        ([0, 1, 2], [3], [5, 7])
+    """
+    try:
+        if "," in text:
+            seeds = [int(part) for part in text.split(",") if part.strip()]
+        else:
+            seeds = list(range(int(text)))
+    except ValueError:
+        seeds = []
+    if not seeds or min(seeds) < 0:
+        raise ExperimentError(
+            f"--seeds must be how many there are, or the seeds with commas (5,7), not {text!r}"
+        )
+    return seeds
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; errors are sentences, and exit codes tell them apart."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        app(arguments, standalone_mode=True)
+    except ExperimentError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"atomsep: {error}", file=sys.stderr)
+        raise SystemExit(FAILED) from None
+    except KeyboardInterrupt:
+        print("atomsep: stopped", file=sys.stderr)
+        raise SystemExit(STOPPED) from None
+
+
+if __name__ == "__main__":
+    main()

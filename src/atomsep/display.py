@@ -1,0 +1,81 @@
+"""How runs look on a terminal: progress bars, sentences. Needs `atomsep[experiments]`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from atomsep.experiments.runs import RunKey
+
+HIGH, LOW = 10.0, 1e-3
+"""Outside of these the method's loss drowns the task's, or is drowned by it."""
+
+
+def say(console: Console, sentence: str) -> None:
+    """Print a sentence as it is: no markup, no colours, no line breaks within paths."""
+    console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
+def counted(number: int, thing: str) -> str:
+    """A number with its noun.
+
+    Example:
+        >>> counted(1, "seed"), counted(2, "seed")
+        ('1 seed', '2 seeds')
+    """
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+class TrainingDisplay:
+    """Shows one run: a bar with the loss's parts, throughput and time left, and the metrics."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        columns = (
+            *(BarColumn(20), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn()),
+            *(TextColumn("left"), TextColumn("{task.fields[losses]}")),
+            TextColumn("{task.fields[rate]}"),
+        )
+        self.progress = Progress(*columns, console=console)
+
+    def __enter__(self) -> TrainingDisplay:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.progress.stop()
+
+    def started(self, key: RunKey, done: int, total: int) -> None:
+        """Draw the bar."""
+        sentence = f"Training {key.experiment} with {key.method}, seed {key.seed}"
+        if done:
+            sentence += f", from its checkpoint on: {done} of {total} steps were done"
+        say(self.console, sentence)
+        self.bar = self.progress.add_task("", total=total, completed=done, losses="", rate="")
+
+    def ratio(self, ratio: float) -> None:
+        """Say how large the method's loss is beside the task's, and whether that is odd."""
+        hint = ""
+        if ratio > HIGH:
+            hint = "; that is much, and the task may not be learned: try a smaller weight"
+        elif ratio < LOW:
+            hint = "; that is little, and may change nothing: try a larger weight"
+        say(self.console, f"At the first step the method's loss is {ratio:.3g} of the task's{hint}")
+
+    def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
+        """Move the bar."""
+        losses = ", ".join(f"{name} {value:.3g}" for name, value in parts.items())
+        self.progress.update(self.bar, completed=done, losses=losses, rate=f"{rate:,.0f} samples/s")
+
+    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Print the metrics after an epoch."""
+        numbers = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        say(self.console, f"After {counted(epoch, 'epoch')}: {numbers}")
