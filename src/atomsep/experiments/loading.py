@@ -229,9 +229,29 @@ class LoaderFeed:
         )
 
     def batches(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from the one with number `start` on."""
+        """The batches of an epoch from the one with number `start` on.
+
+        Raises:
+            ExperimentError: a sample cannot be read, or its label is none of the classes.
+        """
         self.keys.epoch, self.keys.start = epoch, start
         for batch in self.loader:
-            if isinstance(batch, ExperimentError):
-                raise batch
+            self._check(batch)
             yield batch
+
+    def _check(self, batch: Batch) -> None:
+        if batch.unreadable and not self.skip:
+            raise UnreadableSampleError(
+                f"{batch.unreadable[0]} cannot be read; mend or remove it, or leave such samples "
+                f"out with --set unreadable=skip"
+            )
+        if len(batch.labels) == 0:
+            raise UnreadableSampleError(
+                f"no sample of a whole batch can be read, {batch.unreadable[0]} among them"
+            )
+        low, high = int(batch.labels.min()), int(batch.labels.max())
+        if low < 0 or high >= self.classes:
+            raise ExperimentError(
+                f"a sample has label {low if low < 0 else high}, but there are {self.classes} "
+                f"classes, numbered from 0"
+            )
