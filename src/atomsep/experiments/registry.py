@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atomsep.experiments.errors import unknown
+from atomsep.experiments.gan_experiments import GANS
 from atomsep.experiments.runs import RunKey
 from atomsep.experiments.settings import change, override
 from atomsep.experiments.synthetic import SYNTHETIC
 from atomsep.experiments.task import Experiment
 
-EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in (SYNTHETIC,)}
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment for experiment in (SYNTHETIC, *GANS)
+}
 
 
 def find_experiment(name: str) -> Experiment:

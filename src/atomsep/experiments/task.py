@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.loading import Shard
 from atomsep.experiments.settings import Settings
 
@@ -130,3 +131,23 @@ class Experiment:
     weights: Mapping[str, float] = field(default_factory=dict)
     learning_rates: tuple[float, ...] = ()
     weight_grid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+def main_metric(experiment: Experiment, metrics: Mapping[str, float]) -> str:
+    """The metric of a result that tables show and searches go by.
+
+    That is the experiment's own, but for a Fréchet distance over features other than Inception's,
+    which is no FID and has a name of its own.
+
+    Raises:
+        ExperimentError: the result has neither.
+    """
+    if experiment.metric in metrics:
+        return experiment.metric
+    others = [name for name in metrics if name.startswith("frechet_")]
+    if experiment.metric != "fid" or len(others) != 1:
+        raise ExperimentError(
+            f"a result of {experiment.name} has no {experiment.metric}, but "
+            f"{', '.join(metrics) or 'no metric at all'}; remove it, and the run is made again"
+        )
+    return others[0]

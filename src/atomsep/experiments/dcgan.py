@@ -1,0 +1,101 @@
+"""The DCGAN of PyTorch's examples, for images of 64 px.
+
+The discriminator gives logits: the example's sigmoid is part of the loss here (see `gan`). The
+names of all weights are the example's.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+SIDE = 64
+"""Height and width of the images."""
+
+LAST_HIDDEN = "main.10"
+"""The generator's last hidden layer before its activation, `(M, width, 32, 32)`."""
+
+
+class Generator(nn.Module):
+    """From noise `(M, z, 1, 1)` to images `(M, channels, 64, 64)` in [-1, 1].
+
+    Args:
+        channels: 1 for grey images, 3 for colour.
+        width: features of the last hidden layer; the layers before have 2, 4 and 8 times as many.
+        z: length of the noise.
+
+    Example:
+        >>> import torch
+        >>> Generator(channels=1, width=4)(torch.randn(2, 100, 1, 1)).shape
+        torch.Size([2, 1, 64, 64])
+    """
+
+    def __init__(self, channels: int, width: int = 64, z: int = 100) -> None:
+        super().__init__()
+        self.main = nn.Sequential(
+            nn.ConvTranspose2d(z, 8 * width, 4, 1, 0, bias=False),
+            nn.BatchNorm2d(8 * width),
+            nn.ReLU(inplace=True),
+            nn.ConvTranspose2d(8 * width, 4 * width, 4, 2, 1, bias=False),
+            nn.BatchNorm2d(4 * width),
+            nn.ReLU(inplace=True),
+            nn.ConvTranspose2d(4 * width, 2 * width, 4, 2, 1, bias=False),
+            nn.BatchNorm2d(2 * width),
+            nn.ReLU(inplace=True),
+            nn.ConvTranspose2d(2 * width, width, 4, 2, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.ConvTranspose2d(width, channels, 4, 2, 1, bias=False),
+            nn.Tanh(),
+        )
+        self.apply(initialise)
+
+    def forward(self, noise: Tensor) -> Tensor:
+        """Images of a batch of noise."""
+        images: Tensor = self.main(noise)
+        return images
+
+
+class Discriminator(nn.Module):
+    """From images `(M, channels, 64, 64)` to the logits that they are real, `(M,)`.
+
+    Args:
+        channels: 1 for grey images, 3 for colour.
+        width: features of the first hidden layer; those after have 2, 4 and 8 times as many.
+
+    Example:
+        >>> import torch
+        >>> Discriminator(channels=1, width=4)(torch.randn(2, 1, 64, 64)).shape
+        torch.Size([2])
+    """
+
+    def __init__(self, channels: int, width: int = 64) -> None:
+        super().__init__()
+        self.main = nn.Sequential(
+            nn.Conv2d(channels, width, 4, 2, 1, bias=False),
+            nn.LeakyReLU(0.2, inplace=True),
+            nn.Conv2d(width, 2 * width, 4, 2, 1, bias=False),
+            nn.BatchNorm2d(2 * width),
+            nn.LeakyReLU(0.2, inplace=True),
+            nn.Conv2d(2 * width, 4 * width, 4, 2, 1, bias=False),
+            nn.BatchNorm2d(4 * width),
+            nn.LeakyReLU(0.2, inplace=True),
+            nn.Conv2d(4 * width, 8 * width, 4, 2, 1, bias=False),
+            nn.BatchNorm2d(8 * width),
+            nn.LeakyReLU(0.2, inplace=True),
+            nn.Conv2d(8 * width, 1, 4, 1, 0, bias=False),
+        )
+        self.apply(initialise)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of a batch of images."""
+        logits: Tensor = self.main(images)
+        return logits.flatten()
+
+
+def initialise(module: nn.Module) -> None:
+    """The example's initial weights: convolutions N(0, 0.02), normalisations N(1, 0.02) and 0."""
+    if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+        nn.init.normal_(module.weight, 0.0, 0.02)
+    elif isinstance(module, nn.BatchNorm2d):
+        nn.init.normal_(module.weight, 1.0, 0.02)
+        nn.init.zeros_(module.bias)
