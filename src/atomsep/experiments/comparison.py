@@ -33,8 +33,10 @@ class Comparison:
         difference: mean over the seeds.
         low: lower end of the 95 % confidence interval of the mean.
         high: upper end.
-        t: p value of the paired t test, corrected once several methods are compared.
-        wilcoxon: p value of the signed-rank test, likewise.
+        t: p value of the paired t test.
+        wilcoxon: p value of the signed-rank test.
+        t_holm: the first, corrected for the number of methods compared.
+        wilcoxon_holm: the second, likewise.
     """
 
     seeds: tuple[int, ...]
@@ -43,10 +45,12 @@ class Comparison:
     high: float
     t: float
     wilcoxon: float
+    t_holm: float
+    wilcoxon_holm: float
 
 
 def compare(plain: Values, method: Values) -> Comparison:
-    """Compare two methods over the seeds that both have; p values uncorrected.
+    """Compare two methods over the seeds that both have.
 
     Example:
         >>> result = compare({0: 0.90, 1: 0.91, 2: 0.92}, {0: 0.92, 1: 0.93, 2: 0.93, 3: 0.5})
@@ -56,23 +60,21 @@ def compare(plain: Values, method: Values) -> Comparison:
     seeds = tuple(sorted(plain.keys() & method.keys()))
     # Rounded, so that differences that are equal but for rounding count as ties
     differences = [round(method[seed] - plain[seed], 12) for seed in seeds]
-    nan = math.nan
-    if not seeds:
-        return Comparison(seeds, nan, nan, nan, nan, nan)
-    average = mean(differences)
-    if len(seeds) < ENOUGH:
-        return Comparison(seeds, average, nan, nan, nan, nan)
-    low, high = bootstrap_interval(differences)
-    return Comparison(seeds, average, low, high, t_test(differences), signed_rank(differences))
+    low = high = t = wilcoxon = math.nan
+    if len(seeds) >= ENOUGH:
+        low, high = bootstrap_interval(differences)
+        t, wilcoxon = t_test(differences), signed_rank(differences)
+    average = mean(differences) if seeds else math.nan
+    return Comparison(seeds, average, low, high, t, wilcoxon, t, wilcoxon)
 
 
 def compare_all(plain: Values, methods: Mapping[str, Values]) -> dict[str, Comparison]:
-    """Compare every method with the plain one; p values corrected by Holm over the methods."""
+    """Compare every method with the plain one, and correct the p values for their number."""
     each = {name: compare(plain, values) for name, values in methods.items()}
     t = holm([comparison.t for comparison in each.values()])
     wilcoxon = holm([comparison.wilcoxon for comparison in each.values()])
     return {
-        name: replace(comparison, t=t[place], wilcoxon=wilcoxon[place])
+        name: replace(comparison, t_holm=t[place], wilcoxon_holm=wilcoxon[place])
         for place, (name, comparison) in enumerate(each.items())
     }
 
@@ -140,17 +142,3 @@ def deviation(values: Iterable[float]) -> float:
     """Standard deviation over seeds; NaN for a single one."""
     numbers = list(values)
     return stdev(numbers) if len(numbers) > 1 else math.nan
-
-
-def metric_name(wanted: str, metrics: Mapping[str, float]) -> str:
-    """The metric that a result is judged by: the experiment's, or what stands in for it.
-
-    A Fréchet distance over other features than FID's carries their name.
-
-    Example:
-        >>> metric_name("fid", {"precision": 0.4, "frechet_lenet": 3.0})
-        'frechet_lenet'
-    """
-    if wanted in metrics:
-        return wanted
-    return next((name for name in metrics if name.startswith("frechet_")), next(iter(metrics)))

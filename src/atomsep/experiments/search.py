@@ -19,12 +19,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from atomsep.experiments.comparison import metric_name
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.runs import RunKey, write_whole
 from atomsep.experiments.sweep import OnEvent, SweepReport, run_sweep
-from atomsep.experiments.task import Experiment
+from atomsep.experiments.task import Experiment, main_metric
 from atomsep.experiments.training import Machine, StoppedError
 
 SEARCH_SEEDS = tuple(range(100, 105))
@@ -215,7 +214,7 @@ class Searcher:
                 if metrics is None:
                     reason = reasons.get(id(key), "the run has no result")
                     continue
-                name = metric_name(self.experiment.metric, metrics)
+                name = main_metric(self.experiment, metrics)
                 values[key.seed] = metrics[name]
                 if not math.isfinite(metrics[name]):
                     reason = f"{name} is {metrics[name]}"

@@ -1,0 +1,162 @@
+"""A table that can be written as Markdown, LaTeX and CSV.
+
+What a person reads is a cell's text; what a program reads is its values, which go into the CSV.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+Value = str | float | int | bool | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One field of a row.
+
+    Attributes:
+        text: as it is shown.
+        values: by their column of the CSV.
+        strong: in bold.
+    """
+
+    text: str
+    values: Mapping[str, Value] = field(default_factory=dict)
+    strong: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """Rows under a heading; its values go into every row of the CSV."""
+
+    title: str
+    rows: tuple[tuple[Cell, ...], ...]
+    values: Mapping[str, Value] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+        name: for files and labels.
+        title: above it.
+        columns: their headings.
+        sections: the rows.
+        notes: below it.
+    """
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    sections: tuple[Section, ...]
+    notes: tuple[str, ...] = ()
+
+    def markdown(self) -> str:
+        """As Markdown.
+
+        Example:
+            >>> section = Section("Flowers", ((Cell("Atom"), Cell("59.1", strong=True)),))
+            >>> print(Table("flowers", "Flowers", ("method", "%"), (section,)).markdown())
+            ### Flowers
+            <BLANKLINE>
+            | method | % |
+            |---|---|
+            | *Flowers* | |
+            | Atom | **59.1** |
+            <BLANKLINE>
+        """
+        lines = [f"### {_pipes(self.title)}", "", _row(self.columns)]
+        lines.append("|" + "---|" * len(self.columns))
+        for section in self.sections:
+            lines.append(_row([f"*{section.title}*"]) + " |" * (len(self.columns) - 1))
+            for row in section.rows:
+                lines.append(_row(f"**{c.text}**" if c.strong else c.text for c in row))
+        for note in self.notes:
+            lines += ["", _pipes(note)]
+        return "\n".join(lines) + "\n"
+
+    def latex(self) -> str:
+        """As LaTeX; needs the package booktabs."""
+        width = len(self.columns)
+        lines = [
+            r"\begin{table}[t]",
+            r"  \centering",
+            rf"  \caption{{{escape(self.title)}}}",
+            rf"  \label{{tab:{self.name}}}",
+            rf"  \begin{{tabular}}{{l{'r' * (width - 1)}}}",
+            r"    \toprule",
+            "    " + " & ".join(map(escape, self.columns)) + r" \\",
+        ]
+        for section in self.sections:
+            lines.append(r"    \midrule")
+            lines.append(
+                rf"    \multicolumn{{{width}}}{{l}}{{\emph{{{escape(section.title)}}}}} \\"
+            )
+            for row in section.rows:
+                texts = (
+                    rf"\textbf{{{escape(c.text)}}}" if c.strong else escape(c.text) for c in row
+                )
+                lines.append("    " + " & ".join(texts) + r" \\")
+        lines += [r"    \bottomrule", r"  \end{tabular}"]
+        lines += [rf"  \par\smallskip\footnotesize {escape(note)}" for note in self.notes]
+        return "\n".join([*lines, r"\end{table}"]) + "\n"
+
+    def csv(self) -> str:
+        """As CSV: a line for every row, numbers to ten digits, empty where there is none."""
+        rows = []
+        for section in self.sections:
+            for row in section.rows:
+                values = dict(section.values)
+                for cell in row:
+                    values.update(cell.values)
+                rows.append({name: _plain(value) for name, value in values.items()})
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        file = io.StringIO()
+        writer = csv.DictWriter(file, names, lineterminator="\n", restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+        return file.getvalue()
+
+
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"$<$",
+    ">": r"$>$",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "−": r"$-$",
+    "+": r"$+$",
+    "–": "--",
+    **{character: "\\" + character for character in "&%$#_{}"},
+}
+
+
+def escape(text: str) -> str:
+    r"""Text with what LaTeX would read as a command written out.
+
+    Example:
+        >>> print(escape("weight_decay: −3 ± 1 %"))
+        weight\_decay: $-$3 $\pm$ 1 \%
+    """
+    return "".join(LATEX.get(character, character) for character in text)
+
+
+def _row(texts: Iterable[str]) -> str:
+    return "| " + " | ".join(map(_pipes, texts)) + " |"
+
+
+def _pipes(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _plain(value: Value) -> Value:
+    """CSV has no NaN, and needs no digits that come of rounding."""
+    if value is None or value != value:
+        return ""
+    return round(value, 10) if isinstance(value, float) else value

@@ -1,0 +1,262 @@
+"""The paper's tables from results, beside the paper's own figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from atomsep.experiments.comparison import deviation
+from atomsep.report import paper
+from atomsep.report.groups import Group, Results, Row, average, group_results
+from atomsep.report.numbers import NONE, interval_text, p_text, signed, spread_text
+from atomsep.report.table import Cell, Section, Table, Value
+
+SIGNIFICANT = 0.05
+MAY_BE_EMPTY = ("paper", "paper's difference", "paper's best", "paper's average", "other metrics")
+"""Columns that are left out where they would hold no number."""
+
+Rows = list[tuple[Cell, ...]]
+
+
+def build_tables(results: Results) -> list[Table]:
+    """All tables that some results allow.
+
+    One for each family of the paper's experiments and one for each other experiment, those of tiny
+    runs apart; then the significance table of the paper's appendix, and its ablation table.
+
+    Args:
+        results: of finished runs; see `find_results`. Those of validation are left out.
+    """
+    groups = group_results([result for result in results if not result.get("validation", False)])
+    tables = []
+    for tiny in (False, True):
+        of_form = [group for group in groups if group.tiny == tiny]
+        for family in families(of_form):
+            tables.append(
+                make_table(
+                    *(family.name, family.title),
+                    ("method", *MAIN),
+                    [(g, main_rows(g)) for g in of_form if g.experiment in family.experiments],
+                    "Mean ± standard deviation over seeds; difference to the plain method, paired "
+                    "by seed, with its bootstrap interval; p values two-sided, corrected by Holm "
+                    "for the number of methods.",
+                )
+            )
+        tables.append(
+            make_table(
+                *("significance", "Significance of the differences to the plain method"),
+                ("method", *SIGNIFICANCE),
+                [(group, significance_rows(group)) for group in of_form],
+                "Two-sided, paired by seed. Holm: corrected for the number of methods. The paper's "
+                "p values are not said to be corrected.",
+            )
+        )
+        tables.append(
+            make_table(
+                *("ablation", "Atom modeling without its constraints"),
+                ("method", *ABLATION),
+                [(group, ablation_rows(group)) for group in of_form],
+                "Differences to atom modeling with both constraints, below 0 if worse: best seed "
+                "to best seed, and mean to mean.",
+            )
+        )
+    return [table for table in tables if table.sections]
+
+
+def families(groups: Sequence[Group]) -> list[paper.Family]:
+    """The families that some groups belong to; an experiment of no family makes one of its own."""
+    names = {group.experiment: group.title for group in groups}
+    of_paper = [family for family in paper.FAMILIES if names.keys() & set(family.experiments)]
+    placed = {name for family in of_paper for name in family.experiments}
+    own = [paper.Family(name, names[name], (name,)) for name in names if name not in placed]
+    return [*of_paper, *own]
+
+
+def make_table(
+    name: str,
+    title: str,
+    columns: tuple[str, ...],
+    parts: Sequence[tuple[Group, Rows]],
+    note: str,
+) -> Table:
+    """A table with a section for each group that has rows, and what is unusual about it below."""
+    parts = [(group, rows) for group, rows in parts if rows]
+    groups = [group for group, _ in parts]
+    if any(group.tiny for group in groups):
+        name, title = f"{name}-tiny", f"{title}, tiny form (embedded data: a test, no result)"
+    kept = [
+        place
+        for place, column in enumerate(columns)
+        if column not in MAY_BE_EMPTY
+        or any(row[place].text != NONE for _, rows in parts for row in rows)
+    ]
+    sections = tuple(
+        Section(
+            heading(group, groups),
+            tuple(tuple(row[place] for place in kept) for row in rows),
+            about(group),
+        )
+        for group, rows in parts
+    )
+    shown = tuple(columns[place] for place in kept)
+    return Table(name, title, shown, sections, (note, *changes_notes(groups)))
+
+
+def heading(group: Group, groups: Sequence[Group]) -> str:
+    """Experiment and metric, and the changed settings where they tell two groups apart."""
+    text = f"{group.title}: {group.label}" + ("" if group.higher_is_better else ", less is better")
+    same = [other for other in groups if other.experiment == group.experiment]
+    if len({other.changes for other in same}) > 1:
+        text += f" ({', '.join(group.changes) or 'the settings of the experiment'})"
+    return text
+
+
+def about(group: Group) -> dict[str, Value]:
+    """What the CSV says of a group in every row."""
+    return {
+        "experiment": group.experiment,
+        "tiny": group.tiny,
+        "changes": " ".join(group.changes),
+        "metric": group.label,
+    }
+
+
+def changes_notes(groups: Sequence[Group]) -> list[str]:
+    """Settings that are not the experiments' own."""
+    notes: dict[str, None] = {}
+    for group in groups:
+        for row, own in zip(group.rows, group.own_changes, strict=True):
+            if group.changes or own:
+                said = f"{group.title}, {row.title}: {', '.join((*group.changes, *own))}"
+                notes[said] = None
+    return [f"Settings other than the experiment's own. {'; '.join(notes)}."] if notes else []
+
+
+MAIN = (
+    *("result", "seeds", "difference", "95 % interval", "p (t)", "p (Wilcoxon)"),
+    *("paper", "paper's difference", "other metrics"),
+)
+
+
+def main_rows(group: Group) -> Rows:
+    """Mean, deviation, the paired comparison with the plain method, and the paper's figures."""
+    plain = _paper(group, "plain")
+    rows: Rows = []
+    for place, row in enumerate(group.rows):
+        comparison = group.comparisons.get(place)
+        mean, spread = average(row.values.values()), deviation(row.values.values())
+        paired = 0 if comparison is None else len(comparison.seeds)
+        seeds = f"{len(row.values)}"
+        if comparison is not None and paired < len(row.values):
+            seeds += f" ({paired} paired)"
+        low, high = (math.nan,) * 2 if comparison is None else (comparison.low, comparison.high)
+        difference = math.nan if comparison is None else comparison.difference
+        printed = _paper(group, row.method)
+        gap = None if printed is None or plain is None or row.method == "plain" else printed - plain
+        rows.append(
+            (
+                name_cell(row),
+                Cell(
+                    spread_text(mean, spread),
+                    {"mean": mean, "deviation": spread},
+                    strong=len(group.rows) > 1 and place == group.best,
+                ),
+                Cell(seeds, {"seeds": len(row.values), "paired_seeds": paired}),
+                Cell(signed(difference), {"difference": difference}),
+                Cell(interval_text(low, high), {"low": low, "high": high}),
+                p_cell("p_t_holm", math.nan if comparison is None else comparison.t_holm),
+                p_cell(
+                    "p_wilcoxon_holm", math.nan if comparison is None else comparison.wilcoxon_holm
+                ),
+                Cell(NONE if printed is None else f"{printed:g}", {"paper": printed}),
+                Cell(signed(gap, 2), {"paper_difference": gap}),
+                others_cell(row),
+            )
+        )
+    return rows
+
+
+def _paper(group: Group, method: str) -> float | None:
+    if group.tiny:
+        return None
+    return paper.result(group.experiment, group.metric, method, group.rows[0].settings)
+
+
+SIGNIFICANCE = ("p (t)", "Holm", "p (Wilcoxon)", "Holm", "paper")
+
+
+def significance_rows(group: Group) -> Rows:
+    """P values before and after the correction."""
+    return [
+        (
+            name_cell(group.rows[place]),
+            p_cell("p_t", comparison.t),
+            p_cell("p_t_holm", comparison.t_holm),
+            p_cell("p_wilcoxon", comparison.wilcoxon),
+            p_cell("p_wilcoxon_holm", comparison.wilcoxon_holm),
+            p_cell("paper", _paper_p(group, group.rows[place].method)),
+        )
+        for place, comparison in group.comparisons.items()
+        if not (math.isnan(comparison.t) and math.isnan(comparison.wilcoxon))
+    ]
+
+
+def _paper_p(group: Group, method: str) -> float:
+    if group.tiny:
+        return math.nan
+    return paper.P_VALUES.get(group.experiment, {}).get(method, math.nan)
+
+
+ABLATION = ("seeds", "best", "average", "paper's best", "paper's average")
+
+
+def ablation_rows(group: Group) -> Rows:
+    """Differences of the ablations to atom modeling."""
+    sign = 1 if group.higher_is_better else -1
+    rows: Rows = []
+    for row in group.rows:
+        whole = _with_constraints(group, row)
+        if whole is None:
+            continue
+        ours, full = ([sign * v for v in each.values.values()] for each in (row, whole))
+        best, mean = max(ours) - max(full), average(ours) - average(full)
+        known = {} if group.tiny or group.metric != "fid" else paper.ABLATIONS
+        printed = known.get(group.experiment, {}).get(row.method, (None, None))
+        rows.append(
+            (
+                name_cell(row),
+                Cell(f"{len(ours)}", {"seeds": len(ours)}),
+                Cell(signed(best), {"best": best}),
+                Cell(signed(mean), {"average": mean}),
+                Cell(signed(printed[0], 1), {"paper_best": printed[0]}),
+                Cell(signed(printed[1], 1), {"paper_average": printed[1]}),
+            )
+        )
+    return rows
+
+
+def _with_constraints(group: Group, row: Row) -> Row | None:
+    """The row of atom modeling to compare an ablation with: of its weight, or the only one."""
+    if not row.method.startswith("atom-"):
+        return None
+    whole = [other for other in group.rows if other.method == "atom"]
+    same = [other for other in whole if other.settings == row.settings]
+    return same[0] if same else whole[0] if len(whole) == 1 else None
+
+
+def name_cell(row: Row) -> Cell:
+    """The method's title; for programs also its name and weight."""
+    values = {"method": row.method, "weight": row.settings.get("weight")}
+    return Cell(row.title, values)
+
+
+def others_cell(row: Row) -> Cell:
+    """Means of the metrics that are not the group's."""
+    means = {name: average(values.values()) for name, values in row.others.items()}
+    text = ", ".join(f"{name} {value:.4g}" for name, value in means.items())
+    return Cell(text or NONE, means)
+
+
+def p_cell(name: str, p: float) -> Cell:
+    """A p value, in bold if it is significant."""
+    return Cell(p_text(p), {name: p}, strong=p < SIGNIFICANT)
