@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 from atomsep.experiments.errors import unknown
 from atomsep.experiments.gan_experiments import GANS
+from atomsep.experiments.images import IMAGES
 from atomsep.experiments.runs import RunKey
 from atomsep.experiments.settings import change, override
 from atomsep.experiments.synthetic import SYNTHETIC
 from atomsep.experiments.task import Experiment
+from atomsep.experiments.text import TEXTS
 
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment for experiment in (SYNTHETIC, *GANS)
+    experiment.name: experiment for experiment in (SYNTHETIC, *GANS, *IMAGES, *TEXTS)
 }
 
 

@@ -1,0 +1,74 @@
+"""Metrics that torchmetrics has not, as its metrics. All take logits `(M, K)` and labels `(M,)`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+
+class PredictionEntropy(Metric):
+    """Mean entropy of the predicted distributions, in nats.
+
+    Example:
+        >>> metric = PredictionEntropy()
+        >>> metric.update(torch.zeros(3, 2), torch.zeros(3))
+        >>> metric.compute()
+        tensor(0.6931)
+    """
+
+    total: Tensor
+    count: Tensor
+    full_state_update = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch; the labels have no say."""
+        logs = logits.log_softmax(1)
+        self.total += -(logs.exp() * logs).sum(dtype=torch.float64)
+        self.count += len(logits)
+
+    def compute(self) -> Tensor:
+        """The mean so far."""
+        return (self.total / self.count).float()
+
+
+class F1InTruth(Metric):
+    """Macro F1 over the classes that occur among the labels.
+
+    A class that occurs in predictions alone has no F1 of its own here: its predictions count as
+    misses of the true classes. Over all classes it would add a zero to the mean.
+
+    Args:
+        classes: number of them.
+
+    Example:
+        >>> metric = F1InTruth(3)
+        >>> metric.update(torch.eye(3)[[0, 1, 2]], torch.tensor([0, 1, 1]))
+        >>> metric.compute()  # 1 for class 0, 2/3 for class 1
+        tensor(0.8333)
+    """
+
+    confusion: Tensor
+    full_state_update = False
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+        zeros = torch.zeros(classes, classes, dtype=torch.long)
+        self.add_state("confusion", zeros, dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch."""
+        cells = labels * self.classes + logits.argmax(1)
+        self.confusion += torch.bincount(cells, minlength=self.classes**2).view_as(self.confusion)
+
+    def compute(self) -> Tensor:
+        """The mean so far."""
+        true, said = self.confusion.sum(1), self.confusion.sum(0)
+        f1 = 2 * self.confusion.diagonal() / (true + said).clamp(min=1)
+        return f1[true > 0].mean()
