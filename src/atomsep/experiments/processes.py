@@ -18,6 +18,8 @@ import torch
 from atomsep.experiments.runs import RunKey
 from atomsep.experiments.training import Machine
 
+COMMAND = [sys.executable, "-m", "atomsep.experiments.worker"]
+
 
 class WorkerProcess:
     """The sweep's end of a worker.
@@ -35,7 +37,7 @@ class WorkerProcess:
         self.complaints = tempfile.TemporaryFile()  # noqa: SIM115
         self.rest = b""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "atomsep.experiments.worker"],
+            COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.complaints,

@@ -21,7 +21,7 @@ from typing import Any
 
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.registry import run_key
-from atomsep.experiments.runs import RunKey, write_whole
+from atomsep.experiments.runs import RunKey, saying, write_whole
 from atomsep.experiments.sweep import OnEvent, SweepReport, run_sweep
 from atomsep.experiments.task import Experiment, main_metric
 from atomsep.experiments.training import Machine, StoppedError
@@ -215,8 +215,9 @@ class Searcher:
                     reason = reasons.get(id(key), "the run has no result")
                     continue
                 name = main_metric(self.experiment, metrics)
-                values[key.seed] = metrics[name]
-                if not math.isfinite(metrics[name]):
+                if math.isfinite(metrics[name]):
+                    values[key.seed] = metrics[name]
+                else:
                     reason = f"{name} is {metrics[name]}"
             settings = keys[0].settings
             weight = settings.weight or 0.0
@@ -225,6 +226,8 @@ class Searcher:
         self._write()
 
     def _write(self) -> None:
+        with saying(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self.path, json.dumps(self.found.record(), indent=2) + "\n")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.processes import WorkerProcess
-from atomsep.experiments.runs import Run, RunKey
+from atomsep.experiments.runs import Run, RunKey, saying
 from atomsep.experiments.training import Machine
 
 
@@ -106,6 +106,8 @@ def run_sweep(
             f"a sweep trains each run on one device, not on {machine.devices}; use the others with "
             f"--jobs"
         )
+    with saying(root):
+        root.mkdir(parents=True, exist_ok=True)
     return Sweep({key.folder(root): key for key in trials}, root, machine, jobs, on_event).run()
 
 

@@ -1,8 +1,8 @@
-"""The demo's four figures. Nothing else in the experiments draws."""
+"""The figures of the Gaussian mixtures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,29 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import atomsep
-from atomsep.experiments.mixtures import DEVIATION, MEAN, SUB_UNITS
-from atomsep.experiments.results import SeedResult
-from atomsep.experiments.training import METHODS, Setting, fresh_model, held_out
+from atomsep.experiments.mixtures import DEVIATION, MEAN, SUB_UNITS, MixtureClassifier, draw
+from atomsep.experiments.randomness import generator, seeded
+from atomsep.experiments.runs import Run, RunKey
+from atomsep.experiments.synthetic import ACTIVATIONS
 from atomsep.functional import equilibrium_distance, pair_energy
 from atomsep.statistics import Statistics
 
 INK, FAINT = "#1f2743", "#d5d8e2"
 CLASSES = {"A": "#c8402f", "B": "#2f4fa8"}
-COLOURS = dict(zip(METHODS, ("#8a90a2", "#12877a"), strict=True))
+GREY, BLUE, GREEN, PALE = "#8a90a2", "#5a7fb8", "#12877a", "#7fbdb4"
+LABELS = {
+    "plain": "cross-\nentropy",
+    "hinge-1": "Hinge\n1-norm",
+    "hinge-2": "Hinge\n2-norm",
+    "rank-h": "Rank-H",
+    "simclr": "SimCLR",
+    "atom": "atom\nmodeling",
+    "atom-no-neutrality": "without\nconstraint 1",
+    "atom-no-occupancy": "without\nconstraint 2",
+    "atom-no-constraints": "without\nboth",
+}
+"""Of methods under a figure."""
+
 SIMILARITIES = {0.5: "#c3b5dd", 1.0: "#a58fcb", 1.5: "#7d62b4", 2.0: "#5b3f98", 4.0: "#33206b"}
 """Values of k that the energy is drawn for."""
 
@@ -43,34 +57,73 @@ STYLE: dict[Any, Any] = {
 
 
 def write_figures(
-    folder: Path, setting: Setting, results: Sequence[SeedResult], bayes: float
+    folder: Path,
+    root: Path,
+    keys: Sequence[RunKey],
+    accuracies: Mapping[str, Mapping[int, float]],
+    bayes: float,
 ) -> list[Path]:
-    """Draw all figures of finished seeds as PNG files; returns their paths."""
+    """Draw all figures of finished runs as PNG files; returns their paths.
+
+    Args:
+        folder: where to.
+        root: the folder of all runs.
+        keys: finished runs of the mixtures, over several methods and seeds.
+        accuracies: by method and seed, between 0 and 1.
+        bayes: accuracy of the best possible classifier.
+    """
+    atoms = [key for key in keys if key.method == "atom"]
+    first = min(key.seed for key in keys)
+    shown = [key for key in keys if key.seed == first and key.method in ("plain", "atom")]
     with mpl.rc_context(STYLE):
         figures = {
-            "accuracy": accuracy_by_method(results, bayes),
-            "latent": latent_space(results[0], setting),
-            "charge": charge_by_value(results, setting),
+            "accuracy": accuracy_by_method(accuracies, bayes),
             "energy": energy_by_distance(),
         }
+        if shown:
+            figures["latent"] = latent_space(root, shown)
+        if atoms:
+            figures["charge"] = charge_by_value(root, atoms)
         for name, figure in figures.items():
             figure.savefig(folder / f"{name}.png")
     return [folder / f"{name}.png" for name in figures]
 
 
-def accuracy_by_method(results: Sequence[SeedResult], bayes: float) -> Figure:
-    """Test accuracy of both methods, with a line for each seed."""
-    figure = Figure(figsize=(5.2, 4.2), layout="constrained")
+def trained_model(key: RunKey, root: Path) -> MixtureClassifier:
+    """The model that a finished run has trained."""
+    model = untrained_model(key)
+    states = torch.load(Run(key.folder(root)).model, weights_only=True)
+    model.load_state_dict(states["model"])
+    return model.eval()
+
+
+def untrained_model(key: RunKey) -> MixtureClassifier:
+    """The model that a run begins with."""
+    with seeded(key.seed, "initial weights"):
+        model = MixtureClassifier()
+    model.activation = ACTIVATIONS[key.settings.activation]()  # type: ignore[attr-defined]
+    return model
+
+
+def colour_of(method: str) -> str:
+    """Grey for the plain method, green for atom modeling, paler without constraints."""
+    return {"plain": GREY, "atom": GREEN}.get(method, PALE if method.startswith("atom") else BLUE)
+
+
+def accuracy_by_method(accuracies: Mapping[str, Mapping[int, float]], bayes: float) -> Figure:
+    """Test accuracy of every method: a box beside the seeds, and a faint line for each seed."""
+    figure = Figure(figsize=(1.6 + 1.05 * len(accuracies), 4.4), layout="constrained")
     axes = figure.subplots()
-    columns = [[100 * result.accuracy[method] for result in results] for method in METHODS]
-    for pair in zip(*columns, strict=True):
-        axes.plot([1, 2], pair, color=FAINT, lw=1.2, zorder=1)
-    for place, method, column in zip((1, 2), METHODS, columns, strict=True):
-        colour = COLOURS[method]
-        axes.scatter([place] * len(column), column, s=26, color=colour, zorder=3)
+    seeds = sorted({seed for values in accuracies.values() for seed in values})
+    for seed in seeds:
+        line = [100 * values.get(seed, float("nan")) for values in accuracies.values()]
+        axes.plot(range(len(line)), line, color=FAINT, lw=1.0, zorder=1)
+    for place, (method, values) in enumerate(accuracies.items()):
+        colour, column = colour_of(method), [100 * value for value in values.values()]
+        axes.scatter([place] * len(column), column, s=22, color=colour, zorder=3)
         axes.boxplot(
             column,
-            positions=[place + (0.3 if place == 2 else -0.3)],
+            positions=[place + 0.28],
             widths=0.2,
             showfliers=False,
             patch_artist=True,
@@ -82,29 +135,30 @@ def accuracy_by_method(results: Sequence[SeedResult], bayes: float) -> Figure:
     axes.axhline(100 * bayes, color=INK, lw=1, ls=(0, (5, 3)))
     axes.annotate(
         f"best possible: {100 * bayes:.1f} %",
-        *((0.45, 100 * bayes), (0, 4)),
+        *((-0.4, 100 * bayes), (0, 4)),
         textcoords="offset points",
         fontsize=9,
     )
-    axes.set_xticks([1, 2], METHODS)
-    axes.set_xlim(0.4, 2.6)
+    names = [LABELS.get(method, method) for method in accuracies]
+    axes.set_xticks(range(len(names)), names)
+    axes.set_xlim(-0.5, len(names) - 0.3)
     axes.margins(y=0.12)
     axes.set_ylabel("test accuracy, %")
-    axes.set_title(f"Accuracy over {len(results)} paired seeds")
+    axes.set_title(f"Accuracy by method and seed (n = {len(seeds)})")
     return figure
 
 
-def latent_space(result: SeedResult, setting: Setting, shown: int = 1500) -> Figure:
+def latent_space(root: Path, keys: Sequence[RunKey], shown: int = 1500) -> Figure:
     """Hidden states, averaged over sub-units, in two principal components: before and after.
 
     One scale for all panels. The clumps are the numbers of sub-units that are A's: 0 to 5.
     """
-    samples = held_out(result.seed, setting)
-    values, labels = samples.values[:shown], samples.labels[:shown].bool()
-    figure = Figure(figsize=(10.2, 3.7), layout="constrained")
-    panels = figure.subplots(1, 3, sharex=True, sharey=True)
-    models = {"before training": fresh_model(result.seed, setting.activation)}
-    models.update((method, result.model(method, setting.activation)) for method in METHODS)
+    samples = draw(shown, generator(keys[0].seed, "test samples"))
+    values, labels = samples.values, samples.labels.bool()
+    figure = Figure(figsize=(3.4 * (1 + len(keys)), 3.7), layout="constrained")
+    panels = figure.subplots(1, 1 + len(keys), sharex=True, sharey=True)
+    models = {"before training": untrained_model(keys[0])}
+    models.update((LABELS[key.method], trained_model(key, root)) for key in keys)
     for axes, (title, model) in zip(panels, models.items(), strict=True):
         with torch.no_grad():
             mean = model.hidden(values).unflatten(1, (SUB_UNITS, -1)).mean(1)
@@ -114,7 +168,7 @@ def latent_space(result: SeedResult, setting: Setting, shown: int = 1500) -> Fig
             axes.scatter(
                 *points, s=7, color=CLASSES[name], alpha=0.45, lw=0, label=f"most sub-units {name}"
             )
-        axes.set_title(title)
+        axes.set_title(title.replace("-\n", "-").replace("\n", " "))
         axes.set_xlabel("first component")
     panels[0].set_ylabel("second component")
     handles, names = panels[0].get_legend_handles_labels()
@@ -135,22 +189,19 @@ def principal_plane(hidden: Tensor, labels: Tensor) -> Tensor:
     return plane
 
 
-def charge_by_value(results: Sequence[SeedResult], setting: Setting) -> Figure:
-    """The charge that every trained model gives a sub-unit of value x."""
+def charge_by_value(root: Path, keys: Sequence[RunKey]) -> Figure:
+    """The charge that every model trained with atom modeling gives a sub-unit of value x."""
     values = torch.linspace(-3, 3, 301)
     figure = Figure(figsize=(5.8, 4), layout="constrained")
     axes = figure.subplots()
     density_behind(axes, values)
-    method = METHODS[1]
-    for index, result in enumerate(results):
-        model = result.model(method, setting.activation)
+    for index, key in enumerate(keys):
+        model = trained_model(key, root)
         with atomsep.attach(model, "embed") as attachment, torch.no_grad():
             model(values.unsqueeze(1).expand(-1, SUB_UNITS))
             charge = attachment.importance[:, 0]
-        label = f"{method}, {len(results)} seeds" if index == 0 else None
-        axes.plot(
-            values.numpy(), charge.numpy(), color=COLOURS[method], lw=1.6, alpha=0.75, label=label
-        )
+        label = f"atom modeling (n = {len(keys)})" if index == 0 else None
+        axes.plot(values.numpy(), charge.numpy(), color=GREEN, lw=1.6, alpha=0.75, label=label)
     axes.axhline(0, color=INK, lw=0.6)
     axes.set(xlim=(-3, 3), ylim=(-1.08, 1.08), xlabel="value x of the sub-unit", ylabel="charge q")
     axes.set_yticks([-1, 0, 1], ["−1\nelectron", "0\nneutron", "+1\nproton"])
