@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 try:
     import typer
@@ -23,15 +23,18 @@ except ImportError as error:  # the core is installed without them
 
 from atomsep.experiments.errors import ExperimentError, unknown
 
+if TYPE_CHECKING:
+    from atomsep.experiments.search import Search
+
 FAILED, STOPPED = 1, 130
 """Exit codes: an error that was said in a sentence; interrupted, to go on with the same command."""
 
 app = typer.Typer(
     name="atomsep",
     help="Train the experiments of atom modeling, and put the results into tables.\n\n"
-    "Begin with [bold]atomsep list[/], then [bold]atomsep train synthetic --tiny[/].",
+    "Begin with `atomsep list`, then `atomsep train synthetic --tiny`.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -93,13 +96,12 @@ def train(
     Stopped or killed at any moment, the same command goes on from the last checkpoint and ends
     with the same result. A finished run is not trained again: its result is shown.
 
-    [bold]Examples[/]
+    Examples:
+    - `atomsep train synthetic --method atom --seed 3`
 
-      atomsep train synthetic --method atom --seed 3
+    - `atomsep train flowers --method plain --set epochs=30 --download`
 
-      atomsep train flowers --method plain --set epochs=30 --download
-
-      atomsep train own-images --set folder=my/images --set weight=0.05
+    - `atomsep train own-images --set folder=my/images --set weight=0.05`
     """
     from atomsep.display import TrainingDisplay, say
     from atomsep.experiments.registry import find_experiment, run_key
@@ -136,6 +138,153 @@ def train(
             f"{first} among them",
         )
     say(console, f"Everything is in {folder}")
+
+
+@app.command()
+def sweep(
+    experiment: ExperimentName,
+    methods: Annotated[
+        str, typer.Option(help="Names with commas; by default all of the experiment's.")
+    ] = "all",
+    seeds: Annotated[
+        str, typer.Option(help="How many from 0 on, or the seeds with commas: 5,7.")
+    ] = "3",
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time.")] = 1,
+    search: Annotated[
+        bool,
+        typer.Option(
+            "--search",
+            help="First choose the learning rate by the plain method, then each method's weight, "
+            "on held-out training samples. A rate that is set is held.",
+        ),
+    ] = False,
+    search_seeds: Annotated[
+        str, typer.Option(help="Seeds of the search, with commas; none of --seeds.")
+    ] = "100,101,102,103,104",
+    set_: Assignments = None,
+    tiny: Tiny = False,
+    out: Out = Path("runs"),
+    data: Data = Path("data"),
+    download: Download = False,
+    device: Device = "auto",
+    workers: Workers = None,
+    checkpoint_seconds: CheckpointSeconds = 30.0,
+) -> None:
+    """Train all methods over several seeds, in parallel processes.
+
+    What is finished is not trained again, and a run that fails stops no other: it is named at the
+    end. Stopped or killed, the same command goes on.
+
+    Examples:
+    - `atomsep sweep synthetic --seeds 10 --jobs 2`
+
+    - `atomsep sweep flowers --methods plain,atom --seeds 5 --search --download`
+    """
+    from atomsep.display import SweepDisplay, say
+    from atomsep.experiments.registry import find_experiment, run_key
+    from atomsep.experiments.search import search as search_settings
+    from atomsep.experiments.sweep import run_sweep
+    from atomsep.experiments.training import Machine, StoppedError
+
+    console = Console()
+    chosen = find_experiment(experiment)
+    names, numbers = chosen_methods(methods, chosen.methods), chosen_seeds(seeds)
+    workers = default_workers(tiny) if workers is None else workers
+    machine = Machine(device, 1, workers, data, download, checkpoint_seconds)
+    assignments = list(set_ or ())
+    changes = dict.fromkeys(names, assignments)
+    try:
+        if search:
+            with SweepDisplay(console, "searching") as display:
+                found = search_settings(
+                    *(chosen, names, out, machine, jobs, display),
+                    seeds=chosen_seeds(search_seeds + ","),
+                    reported=numbers,
+                    assignments=assignments,
+                    tiny=tiny,
+                )
+            console.print(search_table(found))
+            names = [name for name in names if name == "plain" or name in found.weights]
+            changes = {name: [*assignments, *found.assignments(name)] for name in names}
+        trials = [
+            run_key(chosen, name, seed, changes[name], tiny=tiny)
+            for seed in numbers
+            for name in names
+        ]
+        with SweepDisplay(console, "training") as display:
+            report = run_sweep(trials, out, machine, jobs, display)
+    except StoppedError:
+        say(console, "Stopped. What was trained is kept; the same command goes on")
+        raise typer.Exit(STOPPED) from None
+    for failure in report.failed:
+        say(
+            console,
+            f"Failed: {failure.key.method}, seed {failure.key.seed}: {failure.reason} "
+            f"(all of it in {failure.log})",
+        )
+    if report.stopped:
+        say(
+            console,
+            f"Stopped with {len(report.results)} of {len(trials)} runs finished; the same command "
+            f"goes on with the others",
+        )
+        raise typer.Exit(STOPPED)
+    if report.results:
+        print_tables(report.results, "markdown")
+    say(console, f"{len(report.results)} runs are in {out}; tables: atomsep table {out}")
+    if report.failed:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def table(
+    runs: Annotated[Path, typer.Argument(help="Folder of runs, or any folder within it.")],
+    format: Annotated[
+        str, typer.Option("--format", "-f", help="markdown, latex or csv.")
+    ] = "markdown",
+) -> None:
+    """Put finished runs into tables, beside the paper's own figures.
+
+    Mean and deviation over seeds; against the plain method the paired difference, its bootstrap
+    interval, and the t and Wilcoxon tests with Holm's correction. The tables go to the standard
+    output.
+
+    Examples:
+    - `atomsep table runs`
+
+    - `atomsep table runs/flowers --format latex > flowers.tex`
+    """
+    from atomsep.experiments.runs import find_results
+
+    if format not in FORMATS:
+        raise unknown("format", format, FORMATS)
+    results = find_results(runs)
+    if not results:
+        raise ExperimentError(f"no run under {runs} is finished")
+    print_tables(results, format)
+
+
+FORMATS = ("markdown", "latex", "csv")
+
+
+def print_tables(results: list[dict[str, Any]], format: str) -> None:
+    """The tables of results as text."""
+    from atomsep.report.tables import build_tables
+
+    print("\n\n".join(getattr(each, format)().rstrip() for each in build_tables(results)))
+
+
+def search_table(found: Search) -> Table:
+    """What a search tried, with its choices in bold."""
+    shown = Table("method", "learning rate", "weight", found.metric, title="Search")
+    for trial in found.trials:
+        weight = found.weights.get(trial.method, 0.0)
+        best = trial.learning_rate == found.learning_rate and trial.weight == weight
+        value = f"{trial.mean:.4f}" if trial.values and not trial.reason else "failed"
+        style = "bold" if best else None
+        rate = f"{trial.learning_rate:g}"
+        shown.add_row(trial.method, rate, f"{trial.weight:g}", value, style=style)
+    return shown
 
 
 @app.command("list")

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from atomsep.experiments.runs import RunKey
+from atomsep.experiments.sweep import Event
 
 HIGH, LOW = 10.0, 1e-3
 """Outside of these the method's loss drowns the task's, or is drowned by it."""
@@ -79,3 +80,37 @@ class TrainingDisplay:
         """Print the metrics after an epoch."""
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         say(self.console, f"After {counted(epoch, 'epoch')}: {numbers}")
+
+
+class SweepDisplay:
+    """Shows a sweep: one bar for all runs, and a line for each that fails."""
+
+    def __init__(self, console: Console, doing: str) -> None:
+        self.console = console
+        columns = (
+            *(TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[count]}")),
+            *(TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("left")),
+        )
+        self.progress = Progress(*columns, console=console)
+        self.bar = self.progress.add_task(doing, total=None, count="")
+
+    def __enter__(self) -> SweepDisplay:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.progress.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Move the bar."""
+        count = f"{int(event.done)} of {event.total}"
+        if event.failed:
+            count += f", {event.failed} failed"
+        self.progress.update(self.bar, completed=event.done, total=event.total, count=count)
+        if event.kind == "failed":
+            say(self.console, f"{event.key.method}, seed {event.key.seed} failed: {event.reason}")
