@@ -178,7 +178,7 @@ def metrics(classes: int) -> Mapping[str, Any]:
 ATOM = ("atom", "atom-no-neutrality", "atom-no-occupancy", "atom-no-constraints")
 BASELINES = ("hinge-1", "hinge-2", "rank-h", "simclr")
 GRID = (0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
-TINY = {"epochs": 2, "batch": 32, "image": 32, "stages": 2, "learning_rate": 0.05}
+TINY = {"epochs": 2, "batch": 32, "image": 32, "stages": 1, "learning_rate": 0.05}
 
 
 def _experiment(

@@ -159,7 +159,7 @@ def own_metrics(classes: int) -> Mapping[str, Any]:
 ATOM = ("atom", "atom-no-neutrality", "atom-no-occupancy", "atom-no-constraints")
 BASELINES = ("hinge-1", "hinge-2", "rank-h", "simcse", "mixcse")
 COMMON: dict[str, Any] = {
-    "tiny": {"model": TINY, "epochs": 3, "learning_rate": 3e-3},
+    "tiny": {"model": TINY, "epochs": 3, "batch": 16, "learning_rate": 5e-3},
     "methods": ("plain", *BASELINES, *ATOM),
     # the 1-norm adds up all features of all tokens, and is by far the largest
     "weights": {**dict.fromkeys((*BASELINES, *ATOM), 0.01), "hinge-1": 0.001},
@@ -172,7 +172,7 @@ COLA = Experiment(
     title="CoLA",
     summary="an encoder fine-tuned on linguistic acceptability",
     settings=TextSettings(),
-    build=partial(build, read=read_cola, tiny=partial(agreement, 256, 128), metrics=cola_metrics),
+    build=partial(build, read=read_cola, tiny=partial(agreement, 192, 64), metrics=cola_metrics),
     metric="mcc",
     **COMMON,
 )
@@ -181,7 +181,7 @@ POEM = Experiment(
     title="Poem",
     summary="an encoder fine-tuned on the sentiment of verses",
     settings=TextSettings(),
-    build=partial(build, read=read_poem, tiny=partial(verses, 256, 128), metrics=poem_metrics),
+    build=partial(build, read=read_poem, tiny=partial(verses, 192, 64), metrics=poem_metrics),
     metric="f1",
     **COMMON,
 )
@@ -190,9 +190,7 @@ OWN_TEXT = Experiment(
     title="Own text",
     summary="any encoder fine-tuned on your own CSV or TSV",
     settings=TableSettings(),
-    build=partial(
-        build, read=read_own_text, tiny=partial(agreement, 256, 128), metrics=own_metrics
-    ),
+    build=partial(build, read=read_own_text, tiny=partial(agreement, 192, 64), metrics=own_metrics),
     metric="accuracy",
     **COMMON,
 )

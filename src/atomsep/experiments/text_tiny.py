@@ -11,7 +11,7 @@ from atomsep.experiments.randomness import generator
 from atomsep.experiments.task import Context
 from atomsep.experiments.text_data import COLA_CLASSES, POEM_CLASSES, Texts, TextSets
 
-NOUNS = (("cat", "cats"), ("dog", "dogs"), ("girl", "girls"), ("bird", "birds"))
+NOUNS = ("cat", "dog", "girl", "bird")
 VERBS = (("sleeps", "sleep"), ("runs", "run"), ("sings", "sing"), ("waits", "wait"))
 PLACES = ("in the garden", "near the river", "", "under a tree", "")
 MOODS = (("weeping", "bitter"), ("glad", "golden"), ("grey", "wooden"))
@@ -19,12 +19,11 @@ MOODS = (("weeping", "bitter"), ("glad", "golden"), ("grey", "wooden"))
 
 
 def agreement(train: int, test: int) -> TextSets:
-    """Sentences whose subject and verb agree in number, or do not."""
+    """Sentences about one animal or one child, whose verb agrees with that or does not."""
 
     def make(rng: torch.Generator) -> tuple[str, int]:
-        noun, verb, place, number, agrees = _draw(rng, len(NOUNS), len(VERBS), len(PLACES), 2, 2)
-        words = [("a", "the")[number], NOUNS[noun][number]]
-        words += [VERBS[verb][number if agrees else 1 - number], PLACES[place]]
+        noun, verb, place, agrees = _draw(rng, len(NOUNS), len(VERBS), len(PLACES), 2)
+        words = ("the", NOUNS[noun], VERBS[verb][1 - agrees], PLACES[place])
         return " ".join(words).strip(), agrees
 
     return _generate(make, train, COLA_CLASSES), _generate(make, test, COLA_CLASSES, start=train)
@@ -38,7 +37,7 @@ def verses(train: int, test: int) -> TextSets:
         if not mixed or 2 in (first, second):
             second = first
         label = first if first == second else POEM_CLASSES.index("mixed")
-        words = ("the", MOODS[first][word], NOUNS[noun][0], VERBS[verb][0], MOODS[second][word])
+        words = ("the", MOODS[first][word], NOUNS[noun], VERBS[verb][0], MOODS[second][word])
         return " ".join(words), label
 
     def unmixed(rng: torch.Generator) -> tuple[str, int]:
@@ -90,6 +89,7 @@ def tiny_encoder(texts: Sequence[str], classes: int) -> tuple[Any, Any]:
         num_hidden_layers=2,
         num_attention_heads=2,
         intermediate_size=64,
+        initializer_range=0.2,  # the usual 0.02 takes long to leave at this width
         num_labels=classes,  # type: ignore[call-arg]
     )
     wrapped = PreTrainedTokenizerFast(
