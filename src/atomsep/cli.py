@@ -109,7 +109,8 @@ def train(
     from atomsep.experiments.training import Machine, StoppedError
     from atomsep.experiments.training import train as train_run
 
-    console = Console()
+    # With several devices, the other processes are started with this variable.
+    console = Console(quiet=os.environ.get("LOCAL_RANK", "0") != "0")
     chosen = find_experiment(experiment)
     key = run_key(chosen, method, seed, set_ or (), tiny=tiny, validation=validation)
     folder = key.folder(out)

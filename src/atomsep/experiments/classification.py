@@ -109,6 +109,7 @@ class Classification(Task):
             parts["method"] = method_loss
         self.optimiser.zero_grad()
         self.fabric.backward(torch.stack([part.float() for part in parts.values()]).sum())
+        self.on_layer.average_gradients(self.fabric)
         if self.clip:
             self.fabric.clip_gradients(self.model, self.optimiser, max_norm=self.clip)
         self.optimiser.step()

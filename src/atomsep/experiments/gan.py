@@ -148,6 +148,7 @@ class Gan(Task):
         method_loss = self.on_layer.loss(None)
         whole = generator_loss if method_loss is None else generator_loss + method_loss
         self.fabric.backward(whole)
+        self.on_layer.average_gradients(self.fabric)
         self.generator_optimiser.step()
 
         parts = {"discriminator": real_loss + fake_loss, "generator": generator_loss}

@@ -7,7 +7,7 @@ hook; a baseline that replaces what the model goes on with (vector quantisation)
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from atomsep.masks import MaskSlot, MaskTap, find_mask_hosts
 from atomsep.methods import Method, make_method
 from atomsep.methods.atom import Atom
 from atomsep.targets import find_layers, pick_tensor, put_tensor
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
 
 
 class LatentTap:
@@ -141,6 +144,16 @@ class MethodOnLayer:
             second, _ = self.tap.take()
         loss: Tensor = self.weight * self.method(latent, labels, mask, second)
         return loss
+
+    def average_gradients(self, fabric: Fabric) -> None:
+        """Give the method's own parameters the mean gradient of all processes.
+
+        Those of the model get it from Fabric; the method is no part of the model.
+        """
+        if self.method is not None and fabric.world_size > 1:
+            for parameter in self.method.parameters():
+                if parameter.grad is not None:
+                    parameter.grad = fabric.all_reduce(parameter.grad, reduce_op="mean")  # type: ignore[assignment]
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters and the number of draws: what a resumed run needs."""
