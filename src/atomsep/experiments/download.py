@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def fetch(url: str, path: Path) -> None:
             if length is not None and part.stat().st_size != int(length):
                 raise OSError(f"{part.stat().st_size} of {length} bytes came")
     except OSError as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it holds the connection
         raise ExperimentError(
             f"{url} cannot be fetched to {path} ({error}); try again, or put the file there by hand"
         ) from error
