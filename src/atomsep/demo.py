@@ -92,7 +92,8 @@ def run(out: Path, keys: Sequence[RunKey], jobs: int, console: Console) -> int:
         )
         return STOPPED
     for failure in report.failed:
-        say(console, f"{failure.key.method}, seed {failure.key.seed} failed: see {failure.log}")
+        who = f"{failure.key.method}, seed {failure.key.seed}"
+        say(console, f"{who} failed: {failure.reason} (all of it in {failure.log})")
     if not report.results:
         return FAILED
     if report.skipped:
@@ -131,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     try:
         return run(options.out, keys, options.jobs, Console())
-    except ExperimentError as error:
+    except (ExperimentError, OSError) as error:
         say(Console(stderr=True), f"The demo cannot go on: {error}")
         return FAILED
     except KeyboardInterrupt:

@@ -1,0 +1,234 @@
+"""Tables from results made by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from atomsep.experiments.comparison import compare
+from atomsep.experiments.registry import EXPERIMENTS, run_key
+from atomsep.report import paper
+from atomsep.report.groups import group_results
+from atomsep.report.table import Cell, Section, Table, escape
+from atomsep.report.tables import build_tables
+
+Result = dict[str, Any]
+
+
+def result(
+    experiment: str,
+    method: str,
+    seed: int,
+    metrics: dict[str, float] | float,
+    *assignments: str,
+    tiny: bool = False,
+) -> Result:
+    known = EXPERIMENTS[experiment]
+    key = run_key(known, method, seed, assignments, tiny=tiny)
+    values = metrics if isinstance(metrics, dict) else {known.metric: metrics}
+    return {**key.record(), "settings": asdict(key.settings), "metrics": values}
+
+
+def results(experiment: str, by_method: dict[str, list[float]], *assignments: str) -> list[Result]:
+    return [
+        result(experiment, method, seed, value, *assignments)
+        for method, values in by_method.items()
+        for seed, value in enumerate(values)
+    ]
+
+
+FLOWERS = results("flowers", {"atom": [0.58, 0.61, 0.60], "plain": [0.56, 0.57, 0.57]})
+
+
+def read(table: Table) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(table.csv())))
+
+
+def test_markdown() -> None:
+    main, significance = build_tables(FLOWERS)
+    expected = """\
+### ResNet-18 on fine-grained images
+
+| method | result | seeds | difference | 95 % interval | p (t) | p (Wilcoxon) | paper | paper's difference |
+|---|---|---|---|---|---|---|---|---|
+| *Flowers: top-1 accuracy, %* | | | | | | | | |
+| Cross-Entropy | 56.67 ± 0.58 | 3 | – | – | – | – | 56.7 | – |
+| Atom Modeling | **59.67 ± 1.53** | 3 | +3.00 | +2.00 to +4.00 | **0.035** | 0.250 | 59.1 | +2.40 |
+"""  # noqa: E501
+    assert main.markdown().startswith(expected)
+    assert "| Atom Modeling | **0.035** | **0.035** | 0.250 | 0.250 | **0.020** |" in (
+        significance.markdown()
+    )
+
+
+def test_latex() -> None:
+    section = Section(
+        "A_1: 50 %", ((Cell("a & b"), Cell("−1 ± 2", strong=True)), (Cell("c~d"), Cell("x^2"))), {}
+    )
+    table = Table("some-name", "100 % {of} #1", ("method", "$"), (section,), ("a_b",))
+    assert (
+        table.latex()
+        == r"""\begin{table}[t]
+  \centering
+  \caption{100 \% \{of\} \#1}
+  \label{tab:some-name}
+  \begin{tabular}{lr}
+    \toprule
+    method & \$ \\
+    \midrule
+    \multicolumn{2}{l}{\emph{A\_1: 50 \%}} \\
+    a \& b & \textbf{$-$1 $\pm$ 2} \\
+    c\textasciitilde{}d & x\textasciicircum{}2 \\
+    \bottomrule
+  \end{tabular}
+  \par\smallskip\footnotesize a\_b
+\end{table}
+"""
+    )
+    assert escape("a\\b") == r"a\textbackslash{}b"
+
+
+def test_csv_has_the_numbers() -> None:
+    rows = read(build_tables(FLOWERS)[0])
+    assert [row["method"] for row in rows] == ["plain", "atom"]
+    plain, atom = rows
+    assert float(plain["mean"]) == pytest.approx(170 / 3)
+    assert plain["difference"] == plain["p_t_holm"] == ""
+    values = ({0: 56.0, 1: 57.0, 2: 57.0}, {0: 58.0, 1: 61.0, 2: 60.0})
+    expected = compare(*values)
+    for name, number in (
+        *(("difference", expected.difference), ("low", expected.low), ("high", expected.high)),
+        *(("p_t_holm", expected.t), ("p_wilcoxon_holm", expected.wilcoxon)),
+        *(("paper", 59.1), ("paper_difference", 2.4), ("seeds", 3), ("weight", 0.2)),
+    ):
+        assert float(atom[name]) == pytest.approx(number), name
+
+
+def test_a_cell_cannot_break_a_table() -> None:
+    section = Section("s", ((Cell("a|b\nc", {"name": 'say "hi", you\nthere'}),),))
+    table = Table("t", "t", ("x",), (section,))
+    assert "| a\\|b c |" in table.markdown()
+    assert read(table) == [{"name": 'say "hi", you\nthere'}]
+
+
+def test_families_are_the_papers() -> None:
+    some = [r for name in EXPERIMENTS for r in results(name, {"plain": [0.5]})]
+    tables = {table.name: table for table in build_tables(some)}
+    headings = {name: [s.title for s in table.sections] for name, table in tables.items()}
+    assert [title.split(":")[0] for title in headings["text"]] == [
+        EXPERIMENTS[name].title for name in ("cola", "poem")
+    ]
+    assert len(headings["generation"]) == 2
+    assert "less is better" in headings["generation"][0]
+    placed = {name for family in paper.FAMILIES for name in family.experiments}
+    assert placed <= EXPERIMENTS.keys()
+    for name in EXPERIMENTS.keys() - placed:
+        assert len(headings[name]) == 1
+    for (name, metric), figures in paper.RESULTS.items():
+        assert metric == EXPERIMENTS[name].metric
+        assert figures.keys() <= set(EXPERIMENTS[name].methods)
+
+
+def test_other_frechet_distances_are_no_fid() -> None:
+    of_fid = [result("mnist-gan", m, 0, {"fid": 50.0, "recall": 0.25}) for m in ("plain", "atom")]
+    of_other = [result("mnist-gan", m, 1, {"frechet_digits": 9.0}) for m in ("plain", "atom")]
+    [table] = build_tables(of_fid + of_other)
+    fid, other = table.sections
+    assert fid.title.startswith("MNIST, DCGAN: FID")
+    assert "FID" not in other.title
+    assert "Fréchet distance over digits features" in other.title
+    assert [row["paper"] for row in read(table)] == ["88.4", "49.0", "", ""]
+    assert read(table)[0]["recall"] == "0.25"
+    assert read(table)[0]["mean"] == "50.0", "no per cent"
+
+
+def test_imagenet_has_two_metrics_and_two_augmentations() -> None:
+    some = [
+        result("imagenet", method, 0, {"top1": 0.7, "top5": 0.9}, f"augmentation={augmentation}")
+        for augmentation in ("crop-flip", "crop-flip-colour")
+        for method in ("plain", "atom")
+    ]
+    [table] = build_tables(some)
+    rows = read(table)
+    assert [row["paper"] for row in rows] == [
+        *("74.97", "75.1", "92.17", "92.25", "75.02", "75.19", "92.2", "92.35")
+    ]
+    assert "augmentation=crop-flip-colour" in table.sections[2].title
+
+
+def test_tiny_runs_are_marked_and_kept_apart() -> None:
+    tiny = [result("flowers", method, 0, 0.5, tiny=True) for method in ("plain", "atom")]
+    whole, of_tiny = (t for t in build_tables(FLOWERS + tiny) if "images" in t.name)
+    assert "tiny" not in whole.title
+    assert "tiny form" in of_tiny.title
+    assert of_tiny.name == "images-tiny"
+    assert "paper" not in of_tiny.columns, "the paper's figures are of something else"
+
+
+def test_changed_settings_are_rows_or_sections_of_their_own() -> None:
+    changed = results("flowers", {"plain": [0.6, 0.7], "atom": [0.65, 0.8]}, "epochs=3")
+    other_weight = results("flowers", {"atom": [0.5, 0.5, 0.5]}, "weight=7")
+    table = build_tables(FLOWERS + changed + other_weight)[0]
+    own, three = table.sections
+    assert own.title.endswith("(the settings of the experiment)")
+    assert three.title.endswith("(epochs=3)")
+    assert [row[0].text for row in own.rows] == [
+        *("Cross-Entropy", "Atom Modeling (weight=0.2)", "Atom Modeling (weight=7)")
+    ]
+    differences = [row["difference"] for row in read(table)]
+    assert [float(d) for d in differences if d] == pytest.approx([3.0, -20 / 3, 7.5])
+    note = table.notes[-1]
+    assert "Flowers, Atom Modeling (weight=7): weight=7" in note
+    assert "Flowers, Cross-Entropy: epochs=3" in note
+    assert "weight=0.2" not in note.replace("(weight=0.2)", "")
+
+
+def test_missing_seeds_are_counted() -> None:
+    [table] = build_tables([r for r in FLOWERS if (r["method"], r["seed"]) != ("plain", 1)])[:1]
+    assert [row[2].text for row in table.sections[0].rows] == ["2", "3 (2 paired)"]
+    assert read(table)[1]["paired_seeds"] == "2"
+    assert read(table)[1]["p_t_holm"] == "", "two seeds are no test"
+
+
+def test_without_plain_nothing_is_compared() -> None:
+    [table] = build_tables([r for r in FLOWERS if r["method"] == "atom"])
+    assert read(table)[0]["difference"] == ""
+
+
+def test_validation_runs_are_left_out() -> None:
+    assert build_tables([{**r, "validation": True} for r in FLOWERS]) == []
+
+
+def test_experiments_that_are_gone_still_have_a_table() -> None:
+    gone = [{**r, "experiment": "no-more", "method": "new"} for r in FLOWERS[:3]]
+    [table] = build_tables(gone)
+    assert table.title == "no-more"
+    assert float(read(table)[0]["mean"]) == pytest.approx(1.79 / 3)
+
+
+def test_ablation_table() -> None:
+    """FID: less is better, so a larger one is below 0."""
+    some = results(
+        "mnist-gan", {"atom": [50.0, 60.0], "atom-no-neutrality": [55.0, 85.0], "plain": [90.0, 90]}
+    )
+    ablation = next(t for t in build_tables(some) if t.name == "ablation")
+    [row] = read(ablation)
+    assert (float(row["best"]), float(row["average"])) == (-5, -15)
+    assert (float(row["paper_best"]), float(row["paper_average"])) == (-25.2, -35.3)
+
+
+def test_ablations_are_held_against_their_own_weight() -> None:
+    low = results("synthetic", {"atom": [0.7], "atom-no-occupancy": [0.6]}, "weight=1")
+    high = results("synthetic", {"atom": [0.9], "atom-no-occupancy": [0.95]}, "weight=2")
+    ablation = next(t for t in build_tables(low + high) if t.name == "ablation")
+    assert [float(row["average"]) for row in read(ablation)] == pytest.approx([-10, 5])
+
+
+def test_the_best_row_ignores_what_is_not_a_number() -> None:
+    [group] = group_results(results("synthetic", {"plain": [0.5], "atom": [math.nan]}))
+    assert group.best == 0
