@@ -86,10 +86,10 @@ def make_latent(case: str) -> tuple[Tensor, Axes]:
 
 def node(latent: Tensor, axes: Axes, arriving: Tensor) -> Callable[[], None]:
     """The loss as attached: the latent passes through, its gradient arrives from above."""
-    criterion = AtomLoss()
+    criterion, layout = AtomLoss(), Layout(axes)
 
     def run() -> None:
-        measured = criterion.measure(latent, None, Layout(axes), passing="alias")
+        measured = criterion.measure(latent, None, layout, passing="alias", weight=1.0)
         loss = criterion.from_statistics(measured.statistics)
         torch.autograd.grad([loss, measured.passed], latent, [None, arriving])
 
@@ -252,7 +252,7 @@ def growth() -> None:
         "N": (128, 512, 2048, 8192, 12800),
         "h": (16, 64, 256, 1024, 1600),
     }
-    print("\ngrowth around M=128, N=1024, h=128, bf16: ns a thousand numbers")
+    print("\ngrowth around M=128, N=1024, h=128, bf16: ms, device ms, device ns a thousand numbers")
     for axes in ("channels_last", "channels_first"):
         for varied, values in sizes.items():
             for value in values:
@@ -261,11 +261,13 @@ def growth() -> None:
                 shape = (s["M"], s["h"], s["N"]) if first else (s["M"], s["N"], s["h"])
                 latent = torch.randn(shape, device="cuda", dtype=torch.bfloat16).requires_grad_()
                 arriving = torch.randn_like(latent)
-                ms = event_ms(with_kernels("triton", node(latent, axes, arriving)), repeats=10)
-                rate = 1e6 * ms / (latent.numel() / 1e3)
-                print(f"  {axes:15} {varied}={value:<6} {ms:8.3f} ms  {rate:7.2f}")
+                run = with_kernels("triton", node(latent, axes, arriving))
+                ms, alone = event_ms(run, repeats=10), device_ms(run)
+                rate = 1e6 * alone / (latent.numel() / 1e3)
+                print(f"  {axes:15} {varied}={value:<6} {ms:8.3f} ms  {alone:8.4f}  {rate:7.2f}")
                 rows.append({"axes": axes, **s, "varied": varied, "ms": round(ms, 4),
-                             "ns_per_thousand": round(rate, 3)})  # fmt: skip
+                             "ns_per_thousand": round(1e6 * ms / (latent.numel() / 1e3), 3),
+                             "device_ms": round(alone, 4)})  # fmt: skip
     record.append("gpu_growth", rows)
 
 

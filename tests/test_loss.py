@@ -334,7 +334,7 @@ def test_sampled_pairs_are_uniform_over_different_samples(monkeypatch) -> None:
     samples, draws = 4, 1200
     drawn = Counter()
 
-    def record(statistics, terms, pairs):
+    def record(statistics, terms, pairs, weight):
         assert len(pairs[0]) == len(pairs[1]) == samples
         drawn.update(zip(pairs[0].tolist(), pairs[1].tolist(), strict=True))
         return statistics.nucleus.sum()

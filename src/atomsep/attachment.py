@@ -148,8 +148,8 @@ class Attachment:
         """
         for tap in self._taps:
             tap.check_loss()  # before any is taken
-        losses = [tap.take_loss() for tap in self._taps]
-        return self.weight * (losses[0] if len(losses) == 1 else torch.stack(losses).mean())
+        losses = [tap.take_loss(self.weight) for tap in self._taps]
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     @property
     def importance(self) -> Any:

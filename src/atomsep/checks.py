@@ -20,10 +20,18 @@ def count_tokens(latent: Tensor, mask: Tensor | None) -> Tensor:
     A sample without a real token is an error on the CPU. On a GPU finding it would make every
     step wait, so there the count of 0 turns the loss into NaN, which `attach` reports.
     """
-    dtype = torch.promote_types(latent.dtype, torch.float32)
+    samples, tokens, _ = latent.shape
+    return count_real(samples, tokens, mask, latent)
+
+
+def count_real(samples: int, tokens: int, mask: Tensor | None, like: Tensor) -> Tensor:
+    """The same for `(samples, tokens)` tokens in a tensor of any shape."""
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     if mask is None:
-        return torch.full((latent.shape[0],), latent.shape[1], dtype=dtype, device=latent.device)
-    check_mask(mask, latent.shape[:2])
+        if torch.compiler.is_compiling() or type(like) not in (Tensor, torch.nn.Parameter):
+            return torch.full((samples,), tokens, dtype=dtype, device=like.device)
+        return _full_counts(samples, tokens, dtype, like.device)
+    check_mask(mask, (samples, tokens))
     count = mask.sum(1, dtype=dtype)
     if not torch.compiler.is_compiling() and mask.device.type == "cpu" and bool((count == 0).any()):
         empty = (count == 0).nonzero().flatten().tolist()
@@ -34,20 +42,59 @@ def count_tokens(latent: Tensor, mask: Tensor | None) -> Tensor:
     return count
 
 
+_counts: dict[tuple[object, ...], Tensor] = {}
+
+
+def _full_counts(samples: int, tokens: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A vector of the same number, made once and kept: making it takes a launch.
+
+    Kept by stream, which orders its making before its use, and for good, since a captured graph
+    may read it; but none that is made while a graph is captured, whose memory is the graph's own.
+    """
+    stream = 0
+    if device.type == "cuda":
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+    key = samples, tokens, dtype, device, stream
+    count = _counts.get(key)
+    if count is None:
+        count = torch.full((samples,), tokens, dtype=dtype, device=device)
+        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if len(_counts) < 1024 and not capturing and not count.is_inference():
+            _counts[key] = count
+    return count
+
+
 def check_latent(latent: Tensor, charge: ScoreMap, position: PositionMap) -> None:
     """Refuse what cannot be read as atoms."""
-    if not latent.is_floating_point():
-        raise TypeError(
-            f"the latent must be floating point, but is {latent.dtype}; "
-            f"attach to a layer that gives real features"
-        )
     if latent.dim() != 3:
+        _check_kind(latent)
         raise ValueError(f"the latent must be (M, N, h), but has shape {tuple(latent.shape)}")
     samples, tokens, features = latent.shape
+    check_tokens(latent, samples, tokens, features, charge, position)
+
+
+def _check_kind(source: Tensor) -> None:
+    if not source.is_floating_point():
+        raise TypeError(
+            f"the latent must be floating point, but is {source.dtype}; "
+            f"attach to a layer that gives real features"
+        )
+
+
+def check_tokens(
+    source: Tensor,
+    samples: int,
+    tokens: int,
+    features: int,
+    charge: ScoreMap,
+    position: PositionMap,
+) -> None:
+    """The same for a tensor in any layout that holds so many tokens of so many features."""
+    _check_kind(source)
     if samples == 0 or tokens == 0:
         raise ValueError(
             f"the latent has no {'samples' if samples == 0 else 'tokens'}: shape "
-            f"{tuple(latent.shape)}; leave such batches out"
+            f"{(samples, tokens, features)}; leave such batches out"
         )
     if isinstance(charge, int):
         if not -features <= charge < features:

@@ -45,6 +45,15 @@ class Layout:
             tokens = output.transpose(0, 1)
         return tokens[:, self.skip :] if self.skip else tokens
 
+    def sizes(self, output: Tensor) -> tuple[int, int, int]:
+        """M, N and h, without making the view."""
+        shape = output.shape
+        if self.axes == "channels_first":
+            return shape[0], math.prod(shape[2:]) - self.skip, shape[1]
+        if self.axes == "channels_last":
+            return shape[0], math.prod(shape[1:-1]) - self.skip, shape[-1]
+        return shape[1], shape[0] - self.skip, shape[2]
+
     def front(self, output: Tensor) -> Tensor:
         """The tokens that are skipped, `(M, skip, h)`."""
         return Layout(self.axes).tokens(output)[:, : self.skip]

@@ -18,13 +18,18 @@ from atomsep.checks import (
     check_norm,
     check_scale,
     check_softening,
+    check_tokens,
+    count_real,
     count_tokens,
 )
 from atomsep.functional import DEFAULT_SOFTENING, apply_maps, widen
+from atomsep.fused import fits, measure_with_loss
 from atomsep.layout import Layout
 from atomsep.measure import Measured, measure
 from atomsep.pairs import Terms, total_loss
 from atomsep.statistics import Reading, Statistics
+
+_PLAIN = Layout()
 
 
 class AtomLoss(nn.Module):
@@ -122,15 +127,17 @@ class AtomLoss(nn.Module):
             ValueError: a shape does not fit, or a sample has no real token.
         """
         check_latent(latent, self.charge, self.position)
-        return self.from_statistics(self.measure(latent, mask, Layout()).statistics)
+        return self.from_statistics(self.measure(latent, mask, _PLAIN, weight=1.0).statistics)
 
-    def from_statistics(self, statistics: Statistics) -> Tensor:
-        """The loss from the per-sample statistics that `measure` gave."""
+    def from_statistics(self, statistics: Statistics, weight: float = 1.0) -> Tensor:
+        """The loss from the per-sample statistics that `measure` gave, times a weight."""
+        if statistics.ready is not None and statistics.ready[1] == (self.terms, weight):
+            return statistics.ready[0]
         pairs = None
         samples = len(statistics.count)
         if self.pairs == "sampled":
             pairs = self._draw_pairs(samples, statistics.count.device)
-        return total_loss(statistics, self.terms, pairs)
+        return total_loss(statistics, self.terms, pairs, weight)
 
     def measure(
         self,
@@ -139,18 +146,25 @@ class AtomLoss(nn.Module):
         layout: Layout,
         *,
         passing: str | None = None,
+        weight: float | None = None,
     ) -> Measured:
         """Charges and statistics of a layer's output; see `atomsep.measure.measure`.
 
-        With `passing`, the result's `passed` takes the output's place for its consumers.
+        With `passing`, the result's `passed` takes the output's place for its consumers. With
+        `weight`, the loss may be computed at once, for `from_statistics` to find it.
         """
-        tokens = layout.tokens(source)
-        check_latent(tokens, self.charge, self.position)
-        count = count_tokens(tokens, mask)
-        drawn = self.tokens is not None and self.tokens < tokens.shape[1]
+        samples, length, features = layout.sizes(source)
+        check_tokens(source, samples, length, features, self.charge, self.position)
+        count = count_real(samples, length, mask, source)
+        drawn = self.tokens is not None and self.tokens < length
         if self.position is None and isinstance(self.charge, int) and not drawn:
             reading = Reading(layout, self.charge, self.terms.norm)
+            if weight is not None and self.pairs == "all" and fits(source, mask, reading):
+                return measure_with_loss(
+                    source, mask, count, reading, self.terms, weight, passing=passing
+                )
             return measure(source, None, mask, count, reading, passing=passing)
+        tokens = layout.tokens(source)
         # A learned map keeps its input, so a consumer that writes needs a copy of its own.
         passed = source.clone() if passing == "clone" else source
         charge = None

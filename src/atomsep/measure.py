@@ -68,12 +68,21 @@ def measure(
     """
     check_norm(reading.norm)
     charge, table, *handed = _Measure.apply(source, scores, mask, count, reading, passing)
-    roomy = _is_roomy(source, charge)
-    return Measured(handed[0] if handed else None, charge, Statistics(table, count, roomy))
+    statistics = Statistics(table, count, keeps_slopes(source, charge))
+    return Measured(handed[0] if handed else None, charge, statistics)
 
 
-def _is_roomy(source: Tensor, charge: Tensor) -> bool:
-    """Whether a float32 vector a sample is at most a hundredth of the sample's tokens."""
+def keeps_directions(source: Tensor, charge: Tensor) -> bool:
+    """Whether there is room to keep s for the backward pass, rather than compute it again.
+
+    All that is kept is to stay under 5 % of the latent. The table has 4 bytes a feature of each
+    sample, as has s, and the sample's tokens have `N * itemsize`.
+    """
+    return charge.shape[1] * source.element_size() >= 256
+
+
+def keeps_slopes(source: Tensor, charge: Tensor) -> bool:
+    """Whether there is room for the gradient of the pairs as well."""
     return charge.shape[1] * source.element_size() >= 400
 
 
@@ -95,7 +104,7 @@ class _Measure(torch.autograd.Function):
             copied, charge, table, mean_direction = kernels.measure_forward(
                 source, scores, mask, count, reading, copy=passing == "clone"
             )
-            ctx.mean_direction = mean_direction if _is_roomy(source, charge) else None
+            ctx.mean_direction = mean_direction if keeps_directions(source, charge) else None
             ctx.by_kernels = True
         else:
             with torch.autocast(source.device.type, enabled=False):
@@ -150,17 +159,7 @@ def _differentiable_backward(
     grad_table: Tensor,
 ) -> tuple[Tensor | None, Tensor | None]:
     """The same gradient by autograd through the plain formulas, to be differentiated again."""
-    tokens = reading.layout.tokens(source)
-    if scores is None:
-        atoms = form_atoms(tokens, mask, norm=reading.norm, charge=reading.feature or 0)
-    else:
-        atoms = form_atoms(
-            tokens, mask, norm=reading.norm, charge=lambda _: scores, position=lambda p: p
-        )
-    table = Statistics.pack(
-        *(atoms.protons, atoms.electrons, atoms.charge_sum, atoms.charge_square),
-        *(atoms.radius, atoms.nucleus),
-    )
+    table = plain_table(source, scores, mask, reading)
     inputs = [t if t is not None and t.requires_grad else None for t in (source, scores)]
     wanted = [tensor for tensor in inputs if tensor is not None]
     grads = iter(
@@ -168,3 +167,20 @@ def _differentiable_backward(
     )
     first, second = (None if tensor is None else next(grads) for tensor in inputs)
     return first, second
+
+
+def plain_table(
+    source: Tensor, scores: Tensor | None, mask: Tensor | None, reading: Reading
+) -> Tensor:
+    """The table of statistics by plain formulas, differentiable twice."""
+    tokens = reading.layout.tokens(source)
+    if scores is None:
+        atoms = form_atoms(tokens, mask, norm=reading.norm, charge=reading.feature or 0)
+    else:
+        atoms = form_atoms(
+            tokens, mask, norm=reading.norm, charge=lambda _: scores, position=lambda p: p
+        )
+    return Statistics.pack(
+        *(atoms.protons, atoms.electrons, atoms.charge_sum, atoms.charge_square),
+        *(atoms.radius, atoms.nucleus),
+    )

@@ -12,7 +12,7 @@ distances are computed again in the backward pass rather than kept:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -44,7 +44,10 @@ class Terms(NamedTuple):
 
 
 def total_loss(
-    statistics: Statistics, terms: Terms, pairs: tuple[Tensor, Tensor] | None = None
+    statistics: Statistics,
+    terms: Terms,
+    pairs: tuple[Tensor, Tensor] | None = None,
+    weight: float = 1.0,
 ) -> Tensor:
     """The loss of a batch, a scalar.
 
@@ -52,13 +55,16 @@ def total_loss(
         statistics: of the samples.
         terms: norm, softening, scale and the weights of the constraints.
         pairs: indices of the first and second samples of the pairs to take; None for all.
+        weight: factor of the loss.
     """
     if pairs is None:
-        loss: Tensor = _AllPairs.apply(statistics.table, statistics.count, terms, statistics.roomy)
-        return loss
+        table, count, roomy = statistics.table, statistics.count, statistics.roomy
+        if torch.compiler.is_compiling():  # which would compile anew for every other weight
+            return weight * cast(Tensor, _AllPairs.apply(table, count, terms, roomy, 1.0))
+        return cast(Tensor, _AllPairs.apply(table, count, terms, roomy, weight))
     energy = listed_energy(statistics, *pairs, terms)
     mean = energy.mean() if len(energy) else 0 * statistics.nucleus.sum()
-    return mean + constraints(statistics, terms)
+    return weight * (mean + constraints(statistics, terms))
 
 
 def constraints(statistics: AtomStatistics, terms: Terms) -> Tensor:
@@ -104,31 +110,34 @@ def _mean_over_pairs(blocks: Iterator[Tensor]) -> Tensor:
 
 class _AllPairs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, table: Tensor, count: Tensor, terms: Terms, roomy: bool) -> Tensor:
-        ctx.terms, ctx.slopes = terms, None
+    def forward(
+        ctx: Any, table: Tensor, count: Tensor, terms: Terms, roomy: bool, weight: float
+    ) -> Tensor:
+        ctx.terms, ctx.weight, ctx.slopes = terms, weight, None
         if for_pairs(table):
             keep = roomy and ctx.needs_input_grad[0]
-            loss, ctx.slopes = kernels.pairs_forward(table, count, terms, gradient=keep)
+            loss, ctx.slopes = kernels.pairs_forward(table, count, terms, keep, weight)
         else:
             statistics = Statistics(table, count)
-            loss = mean_energy(statistics, terms) + constraints(statistics, terms)
+            loss = weight * (mean_energy(statistics, terms) + constraints(statistics, terms))
         ctx.save_for_backward(table, count)
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         [grad] = grads
-        statistics = Statistics(*ctx.saved_tensors)
+        table, count = ctx.saved_tensors
+        rest = (None, None, None, None)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return _differentiable_backward(statistics, ctx.terms, grad), None, None, None
-        slopes = ctx.slopes
-        if slopes is None and for_pairs(statistics.table):
-            table, count = ctx.saved_tensors
-            _, slopes = kernels.pairs_forward(table, count, ctx.terms, gradient=True)
-        if slopes is not None:
-            return slopes * grad, None, None, None
+            grad = ctx.weight * grad
+            return _differentiable_backward(Statistics(table, count), ctx.terms, grad), *rest
+        if ctx.slopes is not None:
+            return ctx.slopes * grad, *rest
+        if for_pairs(table):
+            return kernels.pairs_gradient(table, count, ctx.terms, grad, ctx.weight), *rest
         with torch.autocast(grad.device.type, enabled=False):
-            return backward_blocks(statistics, ctx.terms, grad), None, None, None
+            grad = ctx.weight * grad
+            return backward_blocks(Statistics(table, count), ctx.terms, grad), *rest
 
 
 def backward_blocks(statistics: Statistics, terms: Terms, grad: Tensor) -> Tensor:
@@ -219,10 +228,16 @@ class _Rows:
 
 def _differentiable_backward(statistics: Statistics, terms: Terms, grad: Tensor) -> Tensor:
     """The same gradient by autograd through the plain formulas, to be differentiated again."""
+    loss = plain_loss(statistics, terms)
+    [slopes] = torch.autograd.grad(loss, [statistics.table], grad, create_graph=True)
+    return slopes
+
+
+def plain_loss(statistics: Statistics, terms: Terms) -> Tensor:
+    """The loss over all pairs by plain formulas, differentiable twice."""
     samples = len(statistics.count)
     first, second = torch.triu_indices(samples, samples, 1, device=statistics.table.device)
     loss = constraints(statistics, terms)
     if len(first):
         loss = loss + listed_energy(statistics, first, second, terms).mean()
-    [slopes] = torch.autograd.grad(loss, [statistics.table], grad, create_graph=True)
-    return slopes
+    return loss

@@ -26,11 +26,13 @@ class Statistics:
         count: number of real tokens, `(M,)`.
         roomy: whether a vector a sample is little beside its tokens, and may be kept for the
             backward pass rather than computed again.
+        ready: the loss, where it was computed with them, and the terms and weight it is for.
     """
 
     table: Tensor
     count: Tensor
     roomy: bool = True
+    ready: tuple[Tensor, object] | None = None
 
     @staticmethod
     def pack(

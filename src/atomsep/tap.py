@@ -54,6 +54,7 @@ class LayerTap:
         self.layer_kind = type(layer).__name__
         self.watch = Watch(name)
         self.writes: bool | None = None
+        self.resolved: tuple[torch.Size, Layout] | None = None
         self.forget()
 
     def forget(self) -> None:
@@ -89,9 +90,7 @@ class LayerTap:
         if latent.is_nested:  # the fast path of nn.TransformerEncoder, in eval mode alone
             self.charge, self.idle_reason = None, "gave a nested tensor"
             return None
-        layout = resolve_layout(
-            self.axes, self.skip, self.name, self.layer_kind, latent, self.widths
-        )
+        layout = self._layout(latent)
         training = torch.is_grad_enabled() and attachment.model.training
         if training and _in_backward():
             return put_tensor(output, key, self._recompute(latent, layout))
@@ -111,7 +110,9 @@ class LayerTap:
             return None
         self._settle(at_next_forward=True)
         self.recall = (mask, criterion.draws)
-        measured = criterion.measure(latent, mask, layout, passing=self._passing())
+        measured = criterion.measure(
+            latent, mask, layout, passing=self._passing(), weight=attachment.weight
+        )
         passed = measured.passed
         assert passed is not None
         self.statistics = measured.statistics
@@ -122,6 +123,17 @@ class LayerTap:
         if not torch.compiler.is_compiling():
             self.held, self.handed_on = passed, (weakref.ref(passed), passed._version)
         return put_tensor(output, key, passed)
+
+    def _layout(self, latent: Tensor) -> Layout:
+        """The layout, as it was found for the last output if that had the same shape."""
+        if torch.compiler.is_compiling():  # which must not look at what changes
+            return self._resolve(latent)
+        if self.resolved is None or self.resolved[0] != latent.shape:
+            self.resolved = latent.shape, self._resolve(latent)
+        return self.resolved[1]
+
+    def _resolve(self, latent: Tensor) -> Layout:
+        return resolve_layout(self.axes, self.skip, self.name, self.layer_kind, latent, self.widths)
 
     def _passing(self) -> str:
         return "alias" if self.writes is False and not torch.compiler.is_compiling() else "clone"
@@ -188,8 +200,8 @@ class LayerTap:
         if self.statistics is None:
             raise RuntimeError(f"layer {self.name!r} {self._why_nothing()}")
 
-    def take_loss(self) -> Tensor:
-        """The loss of the last training forward; once."""
+    def take_loss(self, weight: float) -> Tensor:
+        """The loss of the last training forward times a weight; once."""
         statistics, self.statistics = self.statistics, None
         assert statistics is not None
         if not statistics.table.requires_grad:
@@ -198,9 +210,9 @@ class LayerTap:
                 f"no gradient reaches layer {self.name!r}: everything before it is frozen, so its "
                 f"atom loss trains nothing; attach after the first trained layer",
             )
-        loss = self.attachment.criterion.from_statistics(statistics)
+        loss = self.attachment.criterion.from_statistics(statistics, weight)
         if not torch.compiler.is_compiling() and self.charge is not None:
-            self.watch.look(loss.detach(), statistics.detach(), self.charge)
+            self.watch.look(loss, statistics, self.charge)
         return loss
 
     def _why_nothing(self) -> str:

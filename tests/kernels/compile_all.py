@@ -18,8 +18,9 @@ POINTERS = {
     "source": "*bf16", "scores": "*bf16", "mask": "*i1", "copy": "*bf16", "charge": "*bf16",
     "arriving": "*bf16", "written": "*bf16", "grad_scores": "*bf16", "arrivals": "*i32",
     **dict.fromkeys(("count", "scratch", "table", "mean_direction", "grad_table"), "*fp32"),
-    **dict.fromkeys(("losses", "slopes"), "*fp32"),
-    **dict.fromkeys(("softening", "pair_weight", "neutrality", "occupancy", "target"), "fp32"),
+    **dict.fromkeys(("losses", "slopes", "grad", "scale"), "*fp32"),
+    **dict.fromkeys(("weight", "softening", "pair_weight", "target"), "fp32"),
+    **dict.fromkeys(("neutrality", "occupancy"), "fp32"),
 }  # fmt: skip
 
 
@@ -36,7 +37,7 @@ def compile_kernel(kernel: Any, warps: int, **constants: Any) -> None:
 
 
 def main() -> None:
-    none = dict.fromkeys(("scores", "mask", "copy", "arriving", "grad_scores"))
+    none = dict.fromkeys(("scores", "mask", "copy", "arriving", "scale", "grad_scores"))
     strides = [f"{a}_{b}" for a in ("written", "arriving") for b in ("sample", "token", "feature")]
     alike = dict.fromkeys(strides)
     done = 0
@@ -48,22 +49,22 @@ def main() -> None:
         norm = 2 if given else 1
         if whole:
             first = {k: v for k, v in shape.items() if k != "KEPT"}
-            compile_kernel(forward.nucleus_kernel, 1, **first, **_known(optional, forward))
+            both = {**first, "NORM": norm}
+            missing = {k: v for k, v in optional.items() if k in ("scores", "mask", "copy")}
+            compile_kernel(forward.nucleus_kernel, 1, **first, **missing)
+            compile_kernel(forward.atoms_kernel, 1, **both, **missing)
         second = {**shape, "NORM": norm, "WHOLE": whole}
         skip = {k: v for k, v in optional.items() if k in ("scores", "mask")}
         compile_kernel(forward.radius_kernel, 1, **second, **skip)
         missing = {k: v for k, v in optional.items() if k != "copy"}
         compile_kernel(backward.backward_kernel, 1, **second, **missing, **({} if given else alike))
-        done += 2 + whole
-    for norm, slopes in itertools.product((1, 2), (True, False)):
+        done += 2 + 2 * whole
+    parts = ({"grad": None}, {"grad": None, "slopes": None}, {"losses": None})
+    for norm, missing in itertools.product((1, 2), parts):
         blocks = {"NORM": norm, "MEAN": True, "OWN": 4, "OTHERS": 32, "CHUNK": 32, "STAGES": 2}
-        compile_kernel(pairs.pairs_kernel, 4, **blocks, **({} if slopes else {"slopes": None}))
+        compile_kernel(pairs.pairs_kernel, 4, **blocks, **missing)
         done += 1
     print(f"{done} kernels compiled")
-
-
-def _known(optional: dict[str, Any], module: Any) -> dict[str, Any]:
-    return {k: v for k, v in optional.items() if k in module.nucleus_kernel.arg_names}
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ SMALL = {
     "FIRST_FEATURES_PLANES": 16,
     "FIRST_TILES_ROWS": 3,
     "FIRST_TILES_PLANES": 3,
+    "SMALL_SAMPLE": 0,
 }
 """Sizes at which small latents take every path that large ones take: many tiles and chunks."""
 
@@ -48,6 +50,14 @@ def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    from atomsep.kernels import backward, forward
+
+    plans = forward._plan, backward._launch
     for name, value in SMALL.items():
         monkeypatch.setattr(blocks, name, value)
+    for plan in plans:
+        plan.cache_clear()
+    yield
+    for plan in plans:
+        plan.cache_clear()

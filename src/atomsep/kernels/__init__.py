@@ -4,11 +4,12 @@ Each pass is a file, and the plain PyTorch code it must agree with is named ther
 
 | pass | file | launches | plain twin |
 |---|---|---|---|
-| atoms | `forward.py` | 2 | `slabs.forward_slabs` |
+| atoms | `forward.py` | 1, or 2 for large samples | `slabs.forward_slabs` |
 | gradient of the latent | `backward.py` | 1 | `slabs.backward_slabs` |
 | loss and its gradient | `pairs.py` | 1, and a sum of a few numbers | `pairs.backward_blocks` |
 
-Sizes of blocks are in `blocks.py`, device functions that passes share in `read.py`. Nothing here
+Sizes of blocks are in `blocks.py`, device functions that passes share in `read.py`; `launch.py`
+launches again what was launched before, for little host time. Nothing here
 imports Triton before a kernel is called. The kernels synchronise with the host nowhere and can be
 captured into a CUDA graph; they use no floating-point atomics, and the same input gives the same
 bits.
@@ -19,15 +20,17 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from atomsep.kernels import ops
-from atomsep.kernels.strides import token_strides
+from atomsep.kernels.strides import token_view
 
 if TYPE_CHECKING:
+    from atomsep.layout import Layout
     from atomsep.pairs import Terms
     from atomsep.statistics import Reading
 
@@ -65,20 +68,29 @@ def supports(source: Tensor, scores: Tensor | None, mask: Tensor | None, reading
     They need float32, bfloat16 or float16 on one device, tokens that are a view of the source, and
     features or tokens that lie next to each other.
     """
-    if not available() or source.device.type != ("cpu" if _INTERPRETED else "cuda"):
+    if not (_FOUND and source.device.type == ("cpu" if _INTERPRETED else "cuda")):
         return False
     if source.dtype not in _TYPES or (scores is not None and scores.dtype not in _TYPES):
         return False
     if any(other is not None and other.device != source.device for other in (scores, mask)):
         return False
-    strides = token_strides(source, reading.layout)
-    return strides is not None and 1 in strides[1:]
+    look = _lies_together if torch.compiler.is_compiling() else _seen_together
+    return look(source.shape, source.stride(), reading.layout)
+
+
+def _lies_together(shape: tuple[int, ...], stride: tuple[int, ...], layout: Layout) -> bool:
+    """Whether tokens are a view, and tokens or features next to each other."""
+    view = token_view(shape, stride, layout)
+    return view is not None and 1 in (view.along_tokens, view.along_features)
+
+
+_seen_together = lru_cache(maxsize=1024)(_lies_together)
 
 
 def supports_pairs(table: Tensor) -> bool:
     """Whether the kernels can take this table of statistics: float32, where they run."""
     kind = "cpu" if _INTERPRETED else "cuda"
-    return available() and table.dtype == torch.float32 and table.device.type == kind
+    return _FOUND and table.dtype == torch.float32 and table.device.type == kind
 
 
 def measure_forward(
@@ -114,10 +126,12 @@ def measure_backward(
     reading: Reading,
     grad_passed: Tensor | None,
     grad_table: Tensor,
+    scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of source and scores; see `atomsep.kernels.backward.measure_backward`."""
     if torch.compiler.is_compiling():
         layout, feature, norm = reading
+        grad_table = grad_table if scale is None else grad_table * scale
         first, second = ops.measure_backward(
             *(source, scores, mask, count, table, mean_direction, layout.axes, layout.skip),
             *(feature, norm, grad_passed, grad_table),
@@ -126,17 +140,30 @@ def measure_backward(
     from atomsep.kernels import backward
 
     return backward.measure_backward(
-        *(source, scores, mask, count, table, mean_direction, reading, grad_passed, grad_table)
+        *(source, scores, mask, count, table, mean_direction, reading),
+        *(grad_passed, grad_table, scale),
     )
 
 
 def pairs_forward(
-    table: Tensor, count: Tensor, terms: Terms, gradient: bool
+    table: Tensor, count: Tensor, terms: Terms, gradient: bool, weight: float = 1.0
 ) -> tuple[Tensor, Tensor | None]:
     """The loss, and its gradient if asked for; see `atomsep.kernels.pairs.pairs_forward`."""
     if torch.compiler.is_compiling():
         loss, slopes = ops.pairs_forward(table, count, *terms, gradient)
-        return loss, slopes if gradient else None
+        return weight * loss, weight * slopes if gradient else None
     from atomsep.kernels import pairs
 
-    return pairs.pairs_forward(table, count, terms, gradient)
+    return pairs.pairs_forward(table, count, terms, gradient, weight)
+
+
+def pairs_gradient(
+    table: Tensor, count: Tensor, terms: Terms, grad: Tensor, weight: float = 1.0
+) -> Tensor:
+    """The gradient alone, times the one that arrives; see `atomsep.kernels.pairs`."""
+    if torch.compiler.is_compiling():
+        _, slopes = ops.pairs_forward(table, count, *terms, True)
+        return torch.mul(slopes, weight * grad)
+    from atomsep.kernels import pairs
+
+    return pairs.pairs_gradient(table, count, terms, grad, weight)

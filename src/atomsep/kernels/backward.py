@@ -16,6 +16,7 @@ when the scores have come, and nothing can be loaded ahead. Bound by device memo
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from atomsep.kernels.blocks import backward_blocks, ceil_div
+from atomsep.kernels.launch import Launch, on
 from atomsep.kernels.read import (
     charge_of,
     directions,
@@ -37,9 +39,10 @@ from atomsep.kernels.read import (
     spread_of,
     unpack,
 )
-from atomsep.kernels.strides import geometry
+from atomsep.kernels.strides import geometry, token_view
 
 if TYPE_CHECKING:
+    from atomsep.layout import Layout
     from atomsep.statistics import Reading
 
 
@@ -53,6 +56,7 @@ def measure_backward(
     reading: Reading,
     grad_passed: Tensor | None,
     grad_table: Tensor,
+    scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The twin of `atomsep.slabs.backward_slabs`.
 
@@ -66,53 +70,85 @@ def measure_backward(
         reading: layout, feature and norm.
         grad_passed: the gradient that arrives for the latent itself, if any.
         grad_table: the gradient that arrives for the table.
+        scale: a factor of it, a scalar.
 
     Returns:
         The gradients of source and scores; None for the second where there are no scores.
     """
-    layout, feature, norm = reading
-    tokens = layout.tokens(source)
-    samples, length, features = tokens.shape
-    shape = geometry(tokens)
-    blocks = backward_blocks(samples, length, features, source.element_size(), shape.rows)
-    tiles = ceil_div(length, blocks.tokens * blocks.steps)
-
+    layout = reading.layout
     grad_source = layout.empty_like(source)
-    grad_scores = None if scores is None else torch.empty_like(scores.contiguous())
-    written = layout.tokens(grad_source)
-    arriving = None if grad_passed is None else layout.tokens(grad_passed)
+    scores = None if scores is None else scores.contiguous()
+    mask = None if mask is None else mask.contiguous()
+    grad_scores = None if scores is None else torch.empty_like(scores)
+    tokens, _ = _tokens_of(source, source, layout)
+    written, written_apart = _tokens_of(grad_source, source, layout)
+    arriving = arriving_apart = None
+    if grad_passed is not None:
+        arriving, arriving_apart = _tokens_of(grad_passed, source, layout)
     if layout.skip:
         skipped = layout.front(grad_source)
         if grad_passed is None:
             skipped.zero_()
         else:
             skipped.copy_(layout.front(grad_passed))
-    with torch.cuda.device_of(source):
-        backward_kernel[(samples * tiles,)](
-            tokens, None if scores is None else scores.contiguous(),
-            None if mask is None else mask.contiguous(), count, table, mean_direction, arriving,
-            grad_table.contiguous(), written, grad_scores,
-            shape.tokens, shape.features, features if feature is None else feature % features,
-            shape.sample, shape.wide,
-            *_strides(written, tokens), *_strides(arriving, tokens), tiles, blocks.steps,
-            NORM=norm, ROWS=shape.rows, ALIGN=shape.align, WHOLE=blocks.features >= features,
-            TOKENS=blocks.tokens, FEATURES=blocks.features, KEPT=blocks.kept,
-            STAGES=blocks.stages,
-            num_warps=blocks.warps, enable_fp_fusion=True,
-        )  # fmt: skip
+    launch = _launch(
+        *(source.shape, source.stride(), source.dtype, source.device, reading),
+        *(written_apart, arriving_apart),
+        *(None if scores is None else scores.dtype, mask is None, arriving is None),
+        scale is None,
+    )
+    with on(source.device):
+        known = tokens, scores, mask, count, table, mean_direction
+        launch((*known, arriving, grad_table.contiguous(), scale, written, grad_scores))
     return grad_source, grad_scores
 
 
-def _strides(other: Tensor | None, tokens: Tensor) -> tuple[int | None, ...]:
-    """None where they are those of the tokens, of which the compiler knows more."""
-    if other is None or other.stride() == tokens.stride():
-        return None, None, None
-    return other.stride()
+def _tokens_of(
+    other: Tensor, source: Tensor, layout: Layout
+) -> tuple[Tensor, tuple[int, ...] | None]:
+    """What begins where its tokens begin, and their strides unless those of the source."""
+    alike = other.stride() == source.stride()
+    if alike and not layout.skip:
+        return other, None
+    tokens = layout.tokens(other)
+    return tokens, None if alike else tokens.stride()
+
+
+@lru_cache(maxsize=1024)
+def _launch(
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    reading: Reading,
+    written: tuple[int, ...] | None,
+    arriving: tuple[int, ...] | None,
+    *kinds: object,
+) -> Launch:
+    """What is launched for latents of this kind; `kinds` are the types of the other tensors."""
+    layout, feature, norm = reading
+    view = token_view(shape, stride, layout)
+    assert view is not None
+    samples, length, features, *_ = view
+    where = geometry(view)
+    blocks = backward_blocks(samples, length, features, dtype.itemsize, where.rows)
+    tiles = ceil_div(length, blocks.tokens * blocks.steps)
+    same = (None, None, None)  # the strides of the tokens, of which the compiler knows more
+    numbers = (
+        *(where.tokens, where.features, features if feature is None else feature % features),
+        *(where.sample, where.wide, *(written or same), *(arriving or same), tiles, blocks.steps),
+    )
+    return Launch(
+        *(backward_kernel, device, (samples * tiles,), numbers, blocks.warps),
+        {"NORM": norm, "ROWS": where.rows, "ALIGN": where.align,
+         "WHOLE": blocks.features >= features, "TOKENS": blocks.tokens,
+         "FEATURES": blocks.features, "KEPT": blocks.kept, "STAGES": blocks.stages},
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["tokens", "features", "feature", "sample_units", "units"])
 def backward_kernel(
-    source, scores, mask, count, table, mean_direction, arriving, grad_table,
+    source, scores, mask, count, table, mean_direction, arriving, grad_table, scale,
     written, grad_scores, tokens, features, feature, sample_units, units,
     written_sample, written_token, written_feature,
     arriving_sample, arriving_token, arriving_feature, tiles, steps,
@@ -136,11 +172,14 @@ def backward_kernel(
     if scores is None:
         width = features - 1
     at = sample * (width + 5)
-    g_protons = tl.load(grad_table + at)
-    g_electrons = tl.load(grad_table + at + 1)
-    g_sum = tl.load(grad_table + at + 2)
-    g_square = tl.load(grad_table + at + 3)
-    g_radius = tl.load(grad_table + at + 4)
+    factor = 1.0
+    if scale is not None:
+        factor = tl.load(scale)
+    g_protons = tl.load(grad_table + at) * factor
+    g_electrons = tl.load(grad_table + at + 1) * factor
+    g_sum = tl.load(grad_table + at + 2) * factor
+    g_square = tl.load(grad_table + at + 3) * factor
+    g_radius = tl.load(grad_table + at + 4) * factor
     nucleus = table + at + 5
     grad_nucleus = grad_table + at + 5
     mean_direction += sample * width
@@ -151,7 +190,7 @@ def backward_kernel(
     if WHOLE:
         column = tl.arange(0, FEATURES)
         mu = read_vector(nucleus, column, features, feature)
-        v = pull_vector(grad_nucleus, mean_direction, g_radius, column, features, feature)
+        v = pull_vector(grad_nucleus, mean_direction, factor, g_radius, column, features, feature)
     for step in tl.range(0, steps, num_stages=STAGES):
         token = (tile * steps + step) * TOKENS + tl.arange(0, TOKENS)
         inside = token < tokens
@@ -173,7 +212,9 @@ def backward_kernel(
             for start in range(0, features, FEATURES):
                 column = start + tl.arange(0, FEATURES)
                 mu = read_vector(nucleus, column, features, feature)
-                v = pull_vector(grad_nucleus, mean_direction, g_radius, column, features, feature)
+                v = pull_vector(
+                    grad_nucleus, mean_direction, factor, g_radius, column, features, feature
+                )
                 here = places(source_at, token, column, stride_token, stride_feature)
                 offset = read_positions(here, inside, real, column, mu, mask, feature, features)
                 lengths += fold(sizes(offset, NORM), ROWS, KEPT)
@@ -201,7 +242,9 @@ def backward_kernel(
             for start in range(0, features, FEATURES):
                 column = start + tl.arange(0, FEATURES)
                 mu = read_vector(nucleus, column, features, feature)
-                v = pull_vector(grad_nucleus, mean_direction, g_radius, column, features, feature)
+                v = pull_vector(
+                    grad_nucleus, mean_direction, factor, g_radius, column, features, feature
+                )
                 here = places(source_at, token, column, stride_token, stride_feature)
                 offset = read_positions(here, inside, real, column, mu, mask, feature, features)
                 write(
@@ -212,9 +255,9 @@ def backward_kernel(
 
 
 @triton.jit
-def pull_vector(grad_nucleus, mean_direction, g_radius, column, features, feature):
+def pull_vector(grad_nucleus, mean_direction, factor, g_radius, column, features, feature):
     """V = gmu - gr s, by feature, 0 for the score."""
-    of_nucleus = read_vector(grad_nucleus, column, features, feature)
+    of_nucleus = read_vector(grad_nucleus, column, features, feature) * factor
     return of_nucleus - g_radius * read_vector(mean_direction, column, features, feature)
 
 

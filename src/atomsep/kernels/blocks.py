@@ -44,6 +44,20 @@ FIRST_TILES_PLANES = 2
 """The same where tokens lie together."""
 
 
+SMALL_SAMPLE = 1 << 19
+"""Bytes of a sample up to which one program may take it whole. It then runs on one multiprocessor,
+but looks at it twice in one launch, the second time from the cache."""
+
+SMALL_BATCH = 1 << 26
+"""Bytes of a latent up to which it does, since the host's time counts more than the device's."""
+
+WIDE_ROWS = 512
+"""Features from which on it does whatever the latent's size: sums over that many cross warps."""
+
+SAMPLE_WARPS = 16
+"""Most warps of such a program."""
+
+
 class Blocks(NamedTuple):
     """One program's share of a sample.
 
@@ -62,6 +76,23 @@ class Blocks(NamedTuple):
     kept: int
     warps: int
     stages: int
+
+
+def sample_blocks(
+    samples: int, tokens: int, features: int, itemsize: int, rows: bool
+) -> Blocks | None:
+    """The whole forward pass of a small sample in one program; None for larger ones."""
+    block_features = power_of_two(features)
+    size = tokens * features * itemsize
+    if size > SMALL_SAMPLE or block_features > (WIDEST_ROWS if rows else WIDEST_PLANES):
+        return None
+    if samples * size > SMALL_BATCH and not (rows and block_features >= WIDE_ROWS):
+        return None
+    block_tokens = _tokens(SAMPLE_WARPS * WARP_TILE, tokens, block_features)
+    steps = ceil_div(tokens, block_tokens)
+    made = _blocks(block_tokens, block_features, steps, min(2, steps), itemsize, rows)
+    warps = max(1, min(SAMPLE_WARPS, block_tokens * block_features // WARP_TILE))
+    return made._replace(warps=warps)
 
 
 def nucleus_blocks(samples: int, tokens: int, features: int, itemsize: int, rows: bool) -> Blocks:

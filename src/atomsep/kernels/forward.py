@@ -1,33 +1,37 @@
-"""Atoms: charges, sums, nucleus, radius and mean direction, in two launches.
+"""Atoms: charges, sums, nucleus, radius and mean direction, in two looks at the tokens.
 
 The first reads every token once: charges, their sums, and the mass-weighted positions. The second
 looks at the tokens again, now that the nucleus is known, for
 
     r = (1/N) sum g |p - mu|        s = (1/N) sum g u        (g = max(-q, 0))
 
-where s is what the backward pass would otherwise need a pass of its own for. Bytes: the latent
-twice, the second time from its end to its beginning, so that what the first launch read last is
-still in the cache; N charges and h + 5 numbers a sample out. The copy, where one is due, is
-written by the first launch. Bound by device memory.
+where s is what the backward pass would otherwise need a pass of its own for. N charges and h + 5
+numbers a sample come out. The copy, where one is due, is written with the first look.
 
-A sample is cut into tiles of tokens. A program leaves the sums of its tile in scratch memory. The
-second launch adds up those of the first before it starts, and the last of a sample's programs to
-arrive adds up those of the second: always in the same order, so that no sum depends on who comes
-last. No program waits for another.
+**Small samples** are a program's each, in one launch: the second look finds them in the cache.
+
+**Large samples** take a launch a look, and are read twice, the second time from the batch's end to
+its beginning, so that what the first launch read last is still in the cache. A sample is cut into
+tiles of tokens, and a program leaves the sums of its tile in scratch memory. The second launch
+adds up those of the first before it starts, and the last of a sample's programs to arrive adds up
+those of the second: always in the same order, so that no sum depends on who comes last. No
+program waits for another. Bound by device memory.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from atomsep.kernels.blocks import ceil_div, nucleus_blocks, radius_blocks
+from atomsep.kernels.blocks import Blocks, ceil_div, nucleus_blocks, radius_blocks, sample_blocks
+from atomsep.kernels.launch import Launch, on
 from atomsep.kernels.read import (
     charge_of,
     directions,
@@ -41,7 +45,7 @@ from atomsep.kernels.read import (
     spread_of,
     unpack,
 )
-from atomsep.kernels.strides import geometry
+from atomsep.kernels.strides import geometry, token_view
 
 if TYPE_CHECKING:
     from atomsep.statistics import Reading
@@ -75,54 +79,140 @@ def measure_forward(
         The copy or None, charge `(M, N)`, the table of statistics `(M, 5 + h')`, and the mean
         direction s, `(M, h')`.
     """
-    layout, feature, norm = reading
-    tokens = layout.tokens(source)
-    samples, length, features = tokens.shape
-    shape = geometry(tokens)
-    first = nucleus_blocks(samples, length, features, source.element_size(), shape.rows)
-    second = radius_blocks(samples, length, features, source.element_size(), shape.rows)
-    tiles = ceil_div(length, first.tokens * first.steps)
-    second_tiles = ceil_div(length, second.tokens * second.steps)
-
-    copied = layout.empty_like(source) if copy else None
-    target = None
-    if copied is not None:
-        target = layout.tokens(copied)
-        if target.stride() != tokens.stride():
+    layout, device = reading.layout, source.device
+    copied = target = None
+    if copy:
+        copied = target = layout.empty_like(source)
+        if copied.stride() != source.stride():
             copied.copy_(source)
             target = None
         elif layout.skip:
             layout.front(copied).copy_(layout.front(source))
+            target = layout.tokens(copied)
+    tokens = layout.tokens(source) if layout.skip else source
     scores = None if scores is None else scores.contiguous()
     mask = None if mask is None else mask.contiguous()
-    score_at = features if feature is None else feature % features
-    width = features if feature is None else features - 1
-
-    device = source.device
-    charge = torch.empty(samples, length, dtype=source.dtype, device=device)
-    table = torch.empty(samples, FIELDS + width, dtype=torch.float32, device=device)
-    mean_direction = torch.empty(samples, width, dtype=torch.float32, device=device)
-    arrivals = torch.empty(samples, dtype=torch.int32, device=device)
-    pitch = features + TALLIES
-    scratch = torch.empty(
-        samples * (tiles + second_tiles) * pitch, dtype=torch.float32, device=device
+    plan = _plan(
+        *(source.shape, source.stride(), source.dtype, device, reading),
+        *(None if scores is None else scores.dtype, mask is None, target is None),
     )
-    with torch.cuda.device_of(source):
-        nucleus_kernel[(samples * tiles, ceil_div(features, first.features))](
-            tokens, scores, mask, target, charge, scratch, arrivals,
-            shape.tokens, shape.features, score_at, shape.sample, shape.wide, tiles, first.steps,
-            ROWS=shape.rows, ALIGN=shape.align, TOKENS=first.tokens, FEATURES=first.features,
-            STAGES=first.stages, num_warps=first.warps, enable_fp_fusion=True,
-        )  # fmt: skip
-        radius_kernel[(samples * second_tiles,)](
-            tokens, scores, mask, count, scratch, arrivals, table, mean_direction,
-            samples, shape.tokens, shape.features, score_at, shape.sample, shape.wide,
-            tiles, second_tiles, second.steps,
-            NORM=norm, ROWS=shape.rows, ALIGN=shape.align, WHOLE=second.features >= features,
-            TOKENS=second.tokens, FEATURES=second.features, KEPT=second.kept,
-            STAGES=second.stages, num_warps=second.warps, enable_fp_fusion=True,
-        )  # fmt: skip
+    charge = torch.empty(plan.charge, dtype=source.dtype, device=device)
+    table = torch.empty(plan.table, dtype=torch.float32, device=device)
+    mean_direction = torch.empty(plan.mean_direction, dtype=torch.float32, device=device)
+    with on(device):
+        if plan.whole is not None:
+            plan.whole((tokens, scores, mask, target, count, charge, table, mean_direction))
+        else:
+            arrivals = torch.empty(plan.charge[0], dtype=torch.int32, device=device)
+            scratch = torch.empty(plan.scratch, dtype=torch.float32, device=device)
+            assert plan.nucleus is not None
+            assert plan.radius is not None
+            plan.nucleus((tokens, scores, mask, target, charge, scratch, arrivals))
+            plan.radius((tokens, scores, mask, count, scratch, arrivals, table, mean_direction))
     return copied, charge, table, mean_direction
+
+
+class _Plan(NamedTuple):
+    """What is launched for latents of one kind, and the shapes of what comes out."""
+
+    charge: tuple[int, int]
+    table: tuple[int, int]
+    mean_direction: tuple[int, int]
+    scratch: int
+    whole: Launch | None
+    nucleus: Launch | None
+    radius: Launch | None
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    reading: Reading,
+    *kinds: object,
+) -> _Plan:
+    """For latents of this kind; `kinds` are the types of the other tensors."""
+    layout, feature, norm = reading
+    view = token_view(shape, stride, layout)
+    assert view is not None
+    samples, length, features, *_ = view
+    where = geometry(view)
+    width = features if feature is None else features - 1
+    score_at = features if feature is None else feature % features
+    numbers = (where.tokens, where.features, score_at, where.sample, where.wide)
+    out = (samples, length), (samples, FIELDS + width), (samples, width)
+    read = {"ROWS": where.rows, "ALIGN": where.align}
+
+    whole = sample_blocks(samples, length, features, dtype.itemsize, where.rows)
+    if whole is not None:
+        launch = Launch(
+            *(atoms_kernel, device, (samples,), (*numbers, whole.steps), whole.warps),
+            {**read, "NORM": norm, "TOKENS": whole.tokens, "FEATURES": whole.features,
+             "STAGES": whole.stages},
+        )  # fmt: skip
+        return _Plan(*out, 0, launch, None, None)
+
+    first = nucleus_blocks(samples, length, features, dtype.itemsize, where.rows)
+    second = radius_blocks(samples, length, features, dtype.itemsize, where.rows)
+    tiles = _tiles(length, first)
+    second_tiles = _tiles(length, second)
+    nucleus = Launch(
+        *(nucleus_kernel, device, (samples * tiles, ceil_div(features, first.features))),
+        *((*numbers, tiles, first.steps), first.warps),
+        {**read, "TOKENS": first.tokens, "FEATURES": first.features, "STAGES": first.stages},
+    )
+    radius = Launch(
+        *(radius_kernel, device, (samples * second_tiles,)),
+        *((*numbers, samples, tiles, second_tiles, second.steps), second.warps),
+        {**read, "NORM": norm, "WHOLE": second.features >= features, "TOKENS": second.tokens,
+         "FEATURES": second.features, "KEPT": second.kept, "STAGES": second.stages},
+    )  # fmt: skip
+    scratch = samples * (tiles + second_tiles) * (features + TALLIES)
+    return _Plan(*out, scratch, None, nucleus, radius)
+
+
+def _tiles(length: int, blocks: Blocks) -> int:
+    return ceil_div(length, blocks.tokens * blocks.steps)
+
+
+@triton.jit(do_not_specialize=["tokens", "features", "feature", "sample_units", "units"])
+def atoms_kernel(
+    source, scores, mask, copy, count, charge, table, mean_direction,
+    tokens, features, feature, sample_units, units, steps,
+    ROWS: tl.constexpr, ALIGN: tl.constexpr, NORM: tl.constexpr, TOKENS: tl.constexpr,
+    FEATURES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One program: both looks at one sample, in tiles as wide as the latent."""
+    tokens, features, stride_sample, stride_token, stride_feature = unpack(
+        tokens, features, sample_units, units, ROWS, ALIGN
+    )
+    width = features
+    if scores is None:
+        width = features - 1
+    sample = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, FEATURES)
+    kept = (column < features) & (column != feature)
+    sums, protons, electrons, net, squares = first_look(
+        source, scores, mask, copy, charge, sample, 0, column, tokens, features, feature,
+        stride_sample, stride_token, stride_feature, steps, 1, TOKENS, FEATURES, STAGES,
+    )  # fmt: skip
+    per_token = 1 / tl.load(count + sample)
+    mu = tl.where(kept, tl.sum(sums, axis=0) * per_token, 0.0)
+    table_at = table + sample * (width + 5)
+    tl.store(table_at + 5 + position_of(column, feature), mu, mask=kept)
+    tl.store(table_at, tl.sum(protons, axis=0))
+    tl.store(table_at + 1, tl.sum(electrons, axis=0))
+    tl.store(table_at + 2, tl.sum(net, axis=0))
+    tl.store(table_at + 3, tl.sum(squares, axis=0))
+    radius, sums = second_look(
+        source, scores, mask, sample, 0, column, mu, tokens, features, feature,
+        stride_sample, stride_token, stride_feature, steps, NORM, TOKENS, FEATURES, STAGES,
+    )  # fmt: skip
+    tl.store(table_at + 4, tl.sum(radius, axis=0) * per_token)
+    s = mean_direction + sample * width + position_of(column, feature)
+    tl.store(s, tl.sum(sums, axis=0) * per_token, mask=kept)
 
 
 @triton.jit(do_not_specialize=["tokens", "features", "feature", "sample_units", "units"])
@@ -142,8 +232,30 @@ def nucleus_kernel(
     if (tile % tiles == 0) & (chunk == 0):
         tl.store(arrivals + sample, 0)
     row = scratch + tile.to(tl.int64) * (features + 4)
-    sample_at = source + sample * stride_sample
     column = chunk * FEATURES + tl.arange(0, FEATURES)
+    sums, protons, electrons, net, squares = first_look(
+        source, scores, mask, copy, charge, sample, tile % tiles, column, tokens, features, feature,
+        stride_sample, stride_token, stride_feature, steps, chunk == 0, TOKENS, FEATURES, STAGES,
+    )  # fmt: skip
+    tl.store(row + column, tl.sum(sums, axis=0), mask=column < features)
+    if chunk == 0:
+        tl.store(row + features, tl.sum(protons, axis=0))
+        tl.store(row + features + 1, tl.sum(electrons, axis=0))
+        tl.store(row + features + 2, tl.sum(net, axis=0))
+        tl.store(row + features + 3, tl.sum(squares, axis=0))
+
+
+@triton.jit
+def first_look(
+    source, scores, mask, copy, charge, sample, tile, column, tokens, features, feature,
+    stride_sample, stride_token, stride_feature, steps, leads,
+    TOKENS: tl.constexpr, FEATURES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Weighted positions, P, G, sum q and sum q², not yet added up over a tile's tokens.
+
+    Writes the copy; and the charges, if the program leads those that read the same tokens.
+    """
+    sample_at = source + sample * stride_sample
     inner = (column < features)[None, :]
     sums = tl.zeros((TOKENS, FEATURES), tl.float32)
     protons = tl.zeros((TOKENS,), tl.float32)
@@ -151,7 +263,7 @@ def nucleus_kernel(
     net = tl.zeros((TOKENS,), tl.float32)
     squares = tl.zeros((TOKENS,), tl.float32)
     for step in tl.range(0, steps, num_stages=STAGES):
-        token = ((tile % tiles) * steps + step) * TOKENS + tl.arange(0, TOKENS)
+        token = (tile * steps + step) * TOKENS + tl.arange(0, TOKENS)
         inside = token < tokens
         real, score = read_scores(
             sample_at, scores, mask, sample, token, inside, tokens, feature,
@@ -173,23 +285,46 @@ def nucleus_kernel(
         electrons += lightness
         net += q
         squares += q * q
-        if chunk == 0:
+        if leads:
             kept = q.to(charge.dtype.element_ty)
             tl.store(charge + sample * tokens + token, kept, mask=inside)
-    tl.store(row + column, tl.sum(sums, axis=0), mask=column < features)
-    if chunk == 0:
-        tl.store(row + features, tl.sum(protons, axis=0))
-        tl.store(row + features + 1, tl.sum(electrons, axis=0))
-        tl.store(row + features + 2, tl.sum(net, axis=0))
-        tl.store(row + features + 3, tl.sum(squares, axis=0))
+    return sums, protons, electrons, net, squares
+
+
+@triton.jit
+def second_look(
+    source, scores, mask, sample, tile, column, mu, tokens, features, feature,
+    stride_sample, stride_token, stride_feature, steps,
+    NORM: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Sums of g |p - mu| and of g u, not yet added up over a tile's tokens."""
+    sample_at = source + sample * stride_sample
+    radius = tl.zeros((TOKENS,), tl.float32)
+    sums = tl.zeros((TOKENS, FEATURES), tl.float32)
+    for step in tl.range(0, steps, num_stages=STAGES):
+        token = (tile * steps + step) * TOKENS + tl.arange(0, TOKENS)
+        inside = token < tokens
+        real, score = read_scores(
+            sample_at, scores, mask, sample, token, inside, tokens, feature,
+            stride_token, stride_feature,
+        )  # fmt: skip
+        here = places(sample_at, token, column, stride_token, stride_feature)
+        offset = read_positions(here, inside, real, column, mu, mask, feature, features)
+        q, _ = charge_of(score)
+        lightness = tl.maximum(-q, 0.0)
+        length = tl.sum(sizes(offset, NORM), axis=1)
+        radius += lightness * spread_of(length, NORM)
+        sums += directions(offset, NORM) * pull_of(lightness, length, NORM)[:, None]
+    return radius, sums
 
 
 @triton.jit(do_not_specialize=["samples", "tokens", "features", "feature", "sample_units", "units"])
 def radius_kernel(
     source, scores, mask, count, scratch, arrivals, table, mean_direction,
-    samples, tokens, features, feature, sample_units, units, first_tiles, tiles, steps,
-    NORM: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr, WHOLE: tl.constexpr,
-    TOKENS: tl.constexpr, FEATURES: tl.constexpr, KEPT: tl.constexpr, STAGES: tl.constexpr,
+    tokens, features, feature, sample_units, units, samples, first_tiles, tiles, steps,
+    ROWS: tl.constexpr, ALIGN: tl.constexpr, NORM: tl.constexpr, WHOLE: tl.constexpr,
+    TOKENS: tl.constexpr, FEATURES: tl.constexpr, KEPT: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program: the spread of some tokens of one sample around its nucleus."""
     tokens, features, stride_sample, stride_token, stride_feature = unpack(
@@ -207,31 +342,19 @@ def radius_kernel(
     of_second = scratch + (samples.to(tl.int64) * first_tiles + sample * tiles) * pitch
     row = of_second + tile * pitch
     table_at = table + sample * (width + 5)
-    sample_at = source + sample * stride_sample
-    radius = tl.zeros((TOKENS,), tl.float32)
     if WHOLE:
         column = tl.arange(0, FEATURES)
         mu = nucleus_of(of_first, column, features, feature, first_tiles, pitch, per_token)
-        sums = tl.zeros((TOKENS, FEATURES), tl.float32)
-        for step in tl.range(0, steps, num_stages=STAGES):
-            token = (tile * steps + step) * TOKENS + tl.arange(0, TOKENS)
-            inside = token < tokens
-            real, score = read_scores(
-                sample_at, scores, mask, sample, token, inside, tokens, feature,
-                stride_token, stride_feature,
-            )  # fmt: skip
-            here = places(sample_at, token, column, stride_token, stride_feature)
-            offset = read_positions(here, inside, real, column, mu, mask, feature, features)
-            q, _ = charge_of(score)
-            lightness = tl.maximum(-q, 0.0)
-            length = tl.sum(sizes(offset, NORM), axis=1)
-            radius += lightness * spread_of(length, NORM)
-            sums += directions(offset, NORM) * pull_of(lightness, length, NORM)[:, None]
+        radius, sums = second_look(
+            source, scores, mask, sample, tile, column, mu, tokens, features, feature,
+            stride_sample, stride_token, stride_feature, steps, NORM, TOKENS, FEATURES, STAGES,
+        )  # fmt: skip
         tl.store(row + column, tl.sum(sums, axis=0), mask=column < features)
         if tile == 0:
             kept = (column < features) & (column != feature)
             tl.store(table_at + 5 + position_of(column, feature), mu, mask=kept)
     else:
+        sample_at = source + sample * stride_sample
         token = tile * TOKENS + tl.arange(0, TOKENS)
         inside = token < tokens
         real, score = read_scores(
@@ -248,7 +371,7 @@ def radius_kernel(
             offset = read_positions(here, inside, real, column, mu, mask, feature, features)
             folded += fold(sizes(offset, NORM), ROWS, KEPT)
         length = tl.sum(folded, axis=1)
-        radius += lightness * spread_of(length, NORM)
+        radius = lightness * spread_of(length, NORM)
         pull = pull_of(lightness, length, NORM)
         for start in range(0, features, FEATURES):
             column = start + tl.arange(0, FEATURES)

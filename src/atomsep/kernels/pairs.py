@@ -16,7 +16,8 @@ kernel bounds small M.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -25,13 +26,17 @@ from torch import Tensor
 
 from atomsep.functional import OCCUPANCY_TARGET
 from atomsep.kernels.blocks import ceil_div, pair_blocks
+from atomsep.kernels.launch import Launch, on
 
 if TYPE_CHECKING:
     from atomsep.pairs import Terms
 
+FIELDS = 5
+"""Columns of the table before the nucleus."""
+
 
 def pairs_forward(
-    table: Tensor, count: Tensor, terms: Terms, gradient: bool
+    table: Tensor, count: Tensor, terms: Terms, gradient: bool, weight: float = 1.0
 ) -> tuple[Tensor, Tensor | None]:
     """The loss of a batch over all pairs, and its gradient.
 
@@ -40,36 +45,77 @@ def pairs_forward(
         count: number of real tokens, `(M,)`.
         terms: norm, softening, scale and the weights of the constraints.
         gradient: whether to compute it as well.
+        weight: factor of both.
 
     Returns:
         The loss, a scalar, and its gradient with respect to the table; None if not asked for.
     """
-    table = table.contiguous()
-    samples, pitch = table.shape
-    blocks = pair_blocks(samples, pitch - 5)
-    own_blocks = ceil_div(samples, blocks.own)
-    losses = torch.empty(own_blocks, dtype=torch.float32, device=table.device)
+    table, plan = _prepare(table, terms)
+    losses = torch.empty(plan.programs, dtype=torch.float32, device=table.device)
     slopes = torch.empty_like(table) if gradient else None
-    with torch.cuda.device_of(table):
-        pairs_kernel[(own_blocks,)](
-            table, count, losses, slopes, samples, pitch, float(terms.softening),
-            1 / max(1, samples * (samples - 1)), terms.neutrality / samples,
-            terms.occupancy / samples, OCCUPANCY_TARGET,
-            NORM=terms.norm, MEAN=terms.scale == "mean", OWN=blocks.own, OTHERS=blocks.others,
-            CHUNK=blocks.chunk, STAGES=blocks.stages, num_warps=blocks.warps,
-            enable_fp_fusion=True,
-        )  # fmt: skip
-    return losses.sum() if own_blocks > 1 else losses.reshape(()), slopes
+    launch = plan.both if gradient else plan.loss
+    with on(table.device):
+        launch((table, count, losses, slopes, None), (weight,))
+    return losses.sum() if plan.programs > 1 else losses.reshape(()), slopes
+
+
+def pairs_gradient(
+    table: Tensor, count: Tensor, terms: Terms, grad: Tensor, weight: float = 1.0
+) -> Tensor:
+    """The gradient alone, times the one that arrives for the loss, a scalar."""
+    table, plan = _prepare(table, terms)
+    slopes = torch.empty_like(table)
+    with on(table.device):
+        plan.gradient((table, count, None, slopes, grad), (weight,))
+    return slopes
+
+
+def _prepare(table: Tensor, terms: Terms) -> tuple[Tensor, _Plan]:
+    table = table.contiguous()
+    return table, _plan(*table.shape, table.device, terms)
+
+
+class _Plan(NamedTuple):
+    """Launches for tables of one size: the loss, its gradient, or both."""
+
+    programs: int
+    loss: Launch
+    both: Launch
+    gradient: Launch
+
+
+@lru_cache(maxsize=1024)
+def _plan(samples: int, pitch: int, device: torch.device, terms: Terms) -> _Plan:
+    blocks = pair_blocks(samples, pitch - FIELDS)
+    programs = ceil_div(samples, blocks.own)
+    numbers = (
+        *(samples, pitch, float(terms.softening), 1 / max(1, samples * (samples - 1))),
+        *(terms.neutrality / samples, terms.occupancy / samples, OCCUPANCY_TARGET),
+    )
+    constants = {
+        "NORM": terms.norm, "MEAN": terms.scale == "mean", "OWN": blocks.own,
+        "OTHERS": blocks.others, "CHUNK": blocks.chunk, "STAGES": blocks.stages,
+    }  # fmt: skip
+    launches = (
+        Launch(pairs_kernel, device, (programs,), numbers, blocks.warps, constants)
+        for _ in range(3)
+    )
+    return _Plan(programs, *launches)
 
 
 @triton.jit
 def pairs_kernel(
-    table, count, losses, slopes, samples, pitch, softening, pair_weight, neutrality, occupancy,
-    target,
+    table, count, losses, slopes, grad, weight,
+    samples, pitch, softening, pair_weight, neutrality, occupancy, target,
     NORM: tl.constexpr, MEAN: tl.constexpr, OWN: tl.constexpr, OTHERS: tl.constexpr,
     CHUNK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program: the pairs of OWN samples with all others."""
+    if grad is not None:
+        weight *= tl.load(grad)
+    pair_weight *= weight
+    neutrality *= weight
+    occupancy *= weight
     width = pitch - 5
     own = tl.program_id(0) * OWN + tl.arange(0, OWN)
     inside = own < samples
@@ -101,7 +147,8 @@ def pairs_kernel(
         rho = mean_radius * further
         product = net_other[:, None] * net[None, :]
         opposite = p_other[:, None] * g[None, :] + g_other[:, None] * p[None, :]
-        energy += tl.sum((product + opposite * rho) * inverse, axis=0)
+        if losses is not None:
+            energy += tl.sum((product + opposite * rho) * inverse, axis=0)
         if slopes is not None:
             near = rho * inverse
             g_protons += tl.sum(near * g_other[:, None], axis=0)
@@ -110,25 +157,25 @@ def pairs_kernel(
             g_radius += tl.sum(tl.where(pair, opposite * further * further, 0.0), axis=0)
             slope = -(product + opposite * rho * (2 - rho)) * inverse * inverse
             # d(softened)/d(raw) = raw / softened; norm 2 divides the difference by raw again.
-            weight = slope * inverse if NORM == 2 else slope * (raw * inverse)
-            weight *= 2 * pair_weight
+            push = slope * inverse if NORM == 2 else slope * (raw * inverse)
+            push *= 2 * pair_weight
             for start in tl.range(0, width, CHUNK, num_stages=STAGES):
                 difference = differences(table, own, inside, other, there, start, pitch, CHUNK)
                 if NORM == 1:
                     above, below = difference > 0, difference < 0
                     difference = tl.where(above, 1.0, 0.0) - tl.where(below, 1.0, 0.0)
-                part = tl.sum(difference * weight[None, :, :], axis=1)
+                part = tl.sum(difference * push[None, :, :], axis=1)
                 column = start + tl.arange(0, CHUNK)
                 valid = (column < width)[:, None] & inside[None, :]
                 at = slopes + own_at[None, :] + 5 + column[:, None]
                 before = tl.load(at, mask=valid & (start_other > 0), other=0.0)
                 tl.store(at, before + part, mask=valid)
-    loss = energy * pair_weight
     squares = tl.load(table + own_at + 3, mask=inside, other=0.0)
     tokens = tl.load(count + own, mask=inside, other=0.0)
     excess = (squares - target * tokens) * unit
-    loss += neutrality * net * net + occupancy * excess * excess
-    tl.store(losses + tl.program_id(0), tl.sum(tl.where(inside, loss, 0.0), axis=0))
+    if losses is not None:
+        loss = energy * pair_weight + neutrality * net * net + occupancy * excess * excess
+        tl.store(losses + tl.program_id(0), tl.sum(tl.where(inside, loss, 0.0), axis=0))
     if slopes is not None:
         of_net = 2 * unit * (pair_weight * g_net + neutrality * net)
         tl.store(slopes + own_at, 2 * pair_weight * unit * g_protons, mask=inside)
