@@ -23,7 +23,7 @@ from atomsep.experiments.pictures import Pictures
 from atomsep.experiments.randomness import generator, seeded
 from atomsep.experiments.runs import replacing, saying
 
-BATCH, STEPS, PASSES, RATE = 128, 1200, 8, 2e-3
+BATCH, STEPS, PASSES, RATE = 64, 2000, 8, 2e-3
 """Training: images a step, most steps, most passes over the images, first rate of Adam."""
 
 
