@@ -1,8 +1,27 @@
 """The paper's Gaussian mixtures (its figure 3): two linear layers, ten seeds. See `mixtures`.
 
 The learning rate of 0.3 is part of the setting and not tuned; `atomsep sweep synthetic --search`
-tunes it first, as the paper's protocol does. The weights were chosen by such a search at this
-rate, on a validation split of other seeds.
+tunes it first, as the paper's protocol does. The weights were chosen at this rate on validation
+samples of seeds that are not reported, over the paper's grid (its sums over five tokens make its
+weights of atom modeling 25 times smaller than ours of means). `atomsep sweep synthetic --search
+--set learning_rate=0.3 --search-seeds $(seq -s, 100 119)` found, in per cent of the samples:
+
+    weight             0.005    0.01    0.02    0.05     0.1     0.2     0.5
+    Hinge, 1-norm      93.84*  93.36   92.50   90.89   89.26   69.17   52.78
+    Hinge, 2-norm      94.18*  94.06   93.80   92.86   90.86   87.29   81.76
+    Rank-H             94.29*  94.29   94.28   94.28   94.28   94.27   94.22
+    SimCLR             94.30   94.31   94.32   94.35   94.36   94.38   94.38*
+
+    weight             0.125    0.25     0.5    1.25     2.5       5    12.5
+    atom modeling      94.24   94.37   94.53   94.78   94.94   95.05   95.15*
+    no neutrality      94.28   94.39   94.56   94.78   94.96   95.04   95.25*
+    no occupancy       94.35   94.39   94.40   94.42   94.44   94.86   95.30*
+    no constraints     94.33   94.38   94.40   94.42   94.43   94.69   95.48*
+
+    cross-entropy      94.29
+
+Every choice (*) lies at an end of its grid: the hinges and Rank-H help the less the more they
+weigh, and the others might help more with more.
 """
 
 from __future__ import annotations
@@ -99,6 +118,10 @@ SYNTHETIC = Experiment(
     ),
     metric="accuracy",
     weights={
+        "hinge-1": 0.005,
+        "hinge-2": 0.005,
+        "rank-h": 0.005,
+        "simclr": 0.5,
         "atom": 12.5,
         "atom-no-neutrality": 12.5,
         "atom-no-occupancy": 12.5,

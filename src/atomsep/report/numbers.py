@@ -37,12 +37,13 @@ def signed(number: float | None, digits: int = 2) -> str:
     """A difference with its sign.
 
     Example:
-        >>> signed(0.861), signed(-0.15), signed(None)
-        ('+0.86', '−0.15', '–')
+        >>> signed(0.861), signed(-0.15), signed(-0.0001), signed(None)
+        ('+0.86', '−0.15', '0.00', '–')
     """
     if number is None or math.isnan(number):
         return NONE
-    return f"{number:+.{digits}f}".replace("-", "−")
+    text = f"{number:+.{digits}f}".replace("-", "−")
+    return text if any(digit in text for digit in "123456789") else text[1:]
 
 
 def interval_text(low: float, high: float) -> str:
