@@ -147,7 +147,9 @@ def _of_torchvision(
         raise ExperimentError(
             f"{place} does not hold {layout} ({error}); remove it and pass --download"
         ) from error
-    classes = list(sets[0].classes)
+    classes = getattr(sets[0], "classes", None)
+    if classes is None:  # older torchvision knows no names of flowers
+        classes = [str(label) for label in range(max(sets[0]._labels, default=0) + 1)]
     found = [ImageFiles(getattr(each, files), each._labels, classes) for each in sets]
     for each, split in zip(found, splits, strict=True):
         if not len(each):
