@@ -1,6 +1,6 @@
 """Time and memory of the loss on a GPU.
 
-    python -m benchmarks.gpu [--only loss,steps,pairs,growth] [--skip-parity]
+    python -m benchmarks.gpu [--only loss,steps,pairs,growth] [--turns 9] [--skip-parity]
 
 Runs the kernels' parity tests first and stops if one fails: no speed without the right answer.
 Then measures the copy bandwidth and, in the same run, every contender of every case; prints
@@ -165,7 +165,7 @@ def with_kernels(mode: str, run: Callable[[], None]) -> Callable[[], None]:
     return switched
 
 
-def training_steps(only: str) -> None:
+def training_steps(only: str, turns: int = 9) -> None:
     """Whole steps with and without the loss, in turns of a few steps each."""
     rows = []
     for case, build in steps.CASES.items():
@@ -177,7 +177,7 @@ def training_steps(only: str) -> None:
             for _ in range(5):
                 run()
         times: dict[str, list[float]] = {name: [] for name in names}
-        for _ in range(9):
+        for _ in range(turns):
             for name in names:
                 torch.cuda.synchronize()
                 start = time.perf_counter()
@@ -275,6 +275,7 @@ def main(argv: list[str] | None = None) -> Any:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="loss,steps,pairs,growth")
     parser.add_argument("--case", default="", help="only training steps whose name holds this")
+    parser.add_argument("--turns", type=int, default=9, help="of each step; more for less noise")
     parser.add_argument("--skip-parity", action="store_true")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
@@ -294,7 +295,7 @@ def main(argv: list[str] | None = None) -> Any:
     if "growth" in wanted:
         growth()
     if "steps" in wanted:
-        training_steps(args.case)
+        training_steps(args.case, args.turns)
     return 0
 
 

@@ -45,14 +45,13 @@ def draw(rows: list[dict[str, str]], path: Path) -> None:
             whole = [float(row["ms"]) for row in some]
             panel.plot(sizes, device, "o-", color=COLOURS[axes], label=f"{name}: device")
             panel.plot(sizes, whole, ":", color=COLOURS[axes], label=f"{name}: call from Python")
-            if axes == "channels_last":
-                line = [device[-1] * size / sizes[-1] for size in sizes]
-                panel.plot(sizes, line, "--", color="0.6", linewidth=1, label="linear")
+        line = [device[-1] * size / sizes[-1] for size in sizes]
+        panel.plot(sizes, line, "--", color="0.6", linewidth=1, label="linear")
         panel.set(xscale="log", yscale="log", xlabel=label)
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("forward and backward, ms")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=5, frameon=False, fontsize=8)
+    figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=150)
 
 

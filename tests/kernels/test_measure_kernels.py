@@ -11,6 +11,7 @@ from torch import Tensor
 
 from atomsep import kernels
 from atomsep.checks import count_tokens
+from atomsep.kernels import blocks
 from atomsep.layout import Layout
 from atomsep.slabs import backward_slabs, forward_slabs
 from atomsep.statistics import Reading
@@ -222,6 +223,17 @@ def test_many_tokens_of_few_features(memory: str, device: torch.device) -> None:
     """Charges and the list of electrons take more than one step."""
     check(Case(2, 150, 3, memory), device)
     check(Case(2, 150, 3, memory, torch.bfloat16, 1, masked=True), device)
+
+
+@pytest.mark.parametrize("memory", ["rows", "planes"])
+@pytest.mark.usefixtures("small_blocks")
+def test_samples_whole_in_many_steps(
+    memory: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One program a sample, as small samples are taken, in tiles that are smaller still."""
+    monkeypatch.setattr(blocks, "SMALL_SAMPLE", 1 << 19)
+    check(Case(2, 33, 20, memory, masked=True, copy=True, skip=1), device)
+    check(Case(3, 21, 32, memory, torch.bfloat16, 1, feature=None, passed="other"), device)
 
 
 @pytest.mark.parametrize("norm", [1, 2])

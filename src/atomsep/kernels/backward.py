@@ -39,7 +39,7 @@ from atomsep.kernels.read import (
     spread_of,
     unpack,
 )
-from atomsep.kernels.strides import geometry, token_view
+from atomsep.kernels.strides import empty_like, geometry, token_view
 
 if TYPE_CHECKING:
     from atomsep.layout import Layout
@@ -76,7 +76,7 @@ def measure_backward(
         The gradients of source and scores; None for the second where there are no scores.
     """
     layout = reading.layout
-    grad_source = layout.empty_like(source)
+    grad_source = empty_like(source, layout)
     scores = None if scores is None else scores.contiguous()
     mask = None if mask is None else mask.contiguous()
     grad_scores = None if scores is None else torch.empty_like(scores)
@@ -95,7 +95,7 @@ def measure_backward(
         *(source.shape, source.stride(), source.dtype, source.device, reading),
         *(written_apart, arriving_apart),
         *(None if scores is None else scores.dtype, mask is None, arriving is None),
-        scale is None,
+        *(scale is None, count.dtype),
     )
     with on(source.device):
         known = tokens, scores, mask, count, table, mean_direction

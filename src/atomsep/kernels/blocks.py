@@ -170,10 +170,12 @@ def pair_blocks(samples: int, width: int) -> PairBlocks:
     """All pairs of `samples` nuclei of `width` features."""
     if samples >= 2048:  # enough programs: share what is loaded
         own, others, chunk, warps = 16, 64, 16, 8
-    elif samples > 64:
-        own, others, chunk, warps = 1, 128, 32, 4
-    else:
+    elif samples > 512:
         own, others, chunk, warps = 1, 32, 64, 1
+    elif samples > 64:
+        own, others, chunk, warps = 1, 64, 64, 4
+    else:
+        own, others, chunk, warps = 1, 32, 128, 4
     return PairBlocks(own, others, min(chunk, power_of_two(width)), warps, 1)
 
 

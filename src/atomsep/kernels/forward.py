@@ -45,7 +45,7 @@ from atomsep.kernels.read import (
     spread_of,
     unpack,
 )
-from atomsep.kernels.strides import geometry, token_view
+from atomsep.kernels.strides import empty_like, geometry, token_view
 
 if TYPE_CHECKING:
     from atomsep.statistics import Reading
@@ -82,7 +82,7 @@ def measure_forward(
     layout, device = reading.layout, source.device
     copied = target = None
     if copy:
-        copied = target = layout.empty_like(source)
+        copied = target = empty_like(source, layout)
         if copied.stride() != source.stride():
             copied.copy_(source)
             target = None
@@ -94,7 +94,7 @@ def measure_forward(
     mask = None if mask is None else mask.contiguous()
     plan = _plan(
         *(source.shape, source.stride(), source.dtype, device, reading),
-        *(None if scores is None else scores.dtype, mask is None, target is None),
+        *(None if scores is None else scores.dtype, mask is None, target is None, count.dtype),
     )
     charge = torch.empty(plan.charge, dtype=source.dtype, device=device)
     table = torch.empty(plan.table, dtype=torch.float32, device=device)

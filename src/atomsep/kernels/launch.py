@@ -42,7 +42,7 @@ class Launch:
         warps: int,
         constants: dict[str, Any],
     ) -> None:
-        assert [*constants] == kernel.arg_names[-len(constants) :]
+        assert tuple(constants) == tuple(kernel.arg_names[-len(constants) :])
         self.kernel, self.device, self.warps = kernel, device, warps
         self.grid = (*grid, 1, 1)[:3]
         self.fixed = (*numbers, *constants.values())

@@ -50,7 +50,7 @@ def pairs_forward(
     Returns:
         The loss, a scalar, and its gradient with respect to the table; None if not asked for.
     """
-    table, plan = _prepare(table, terms)
+    table, plan = _prepare(table, count, terms)
     losses = torch.empty(plan.programs, dtype=torch.float32, device=table.device)
     slopes = torch.empty_like(table) if gradient else None
     launch = plan.both if gradient else plan.loss
@@ -63,16 +63,17 @@ def pairs_gradient(
     table: Tensor, count: Tensor, terms: Terms, grad: Tensor, weight: float = 1.0
 ) -> Tensor:
     """The gradient alone, times the one that arrives for the loss, a scalar."""
-    table, plan = _prepare(table, terms)
+    table, plan = _prepare(table, count, terms)
     slopes = torch.empty_like(table)
     with on(table.device):
         plan.gradient((table, count, None, slopes, grad), (weight,))
     return slopes
 
 
-def _prepare(table: Tensor, terms: Terms) -> tuple[Tensor, _Plan]:
+def _prepare(table: Tensor, count: Tensor, terms: Terms) -> tuple[Tensor, _Plan]:
     table = table.contiguous()
-    return table, _plan(*table.shape, table.device, terms)
+    samples, pitch = table.shape
+    return table, _plan(samples, pitch, table.device, terms, count.dtype)
 
 
 class _Plan(NamedTuple):
@@ -85,7 +86,8 @@ class _Plan(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _plan(samples: int, pitch: int, device: torch.device, terms: Terms) -> _Plan:
+def _plan(samples: int, pitch: int, device: torch.device, terms: Terms, *kinds: object) -> _Plan:
+    """For tables of this size; `kinds` are the types of the other tensors."""
     blocks = pair_blocks(samples, pitch - FIELDS)
     programs = ceil_div(samples, blocks.own)
     numbers = (

@@ -6,7 +6,16 @@ from itertools import pairwise
 from math import gcd, prod
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from atomsep.layout import Layout
+
+
+def empty_like(source: Tensor, layout: Layout) -> Tensor:
+    """Fresh memory like a source whose tokens are a view; see `Layout.empty_like`."""
+    fresh = torch.empty_like(source)
+    return fresh if fresh.stride() == source.stride() else layout.empty_like(source)
 
 
 class View(NamedTuple):

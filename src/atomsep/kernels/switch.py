@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Literal
 
+from atomsep import kernels
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -60,8 +62,6 @@ def for_tokens(
     """Whether the kernels are to read these tokens."""
     if _mode == "torch" or (_mode == "auto" and source.device.type != "cuda"):
         return False
-    from atomsep import kernels
-
     if kernels.supports(source, scores, mask, reading):
         return True
     if _mode == "triton":
@@ -76,6 +76,4 @@ def for_pairs(table: Tensor) -> bool:
     """Whether the kernels are to take a table of statistics."""
     if _mode == "torch" or (_mode == "auto" and table.device.type != "cuda"):
         return False
-    from atomsep import kernels
-
     return kernels.supports_pairs(table)
