@@ -167,8 +167,7 @@ def _row(
     else:
         title = METHODS[method].title if method in METHODS else method
     if methods.count(method) > 1:
-        options = settings.get("method") or {}
-        own = [f"weight={settings.get('weight'):g}", *(f"{k}={v}" for k, v in options.items())]
+        own = [text for name in OF_A_METHOD for text in _assignments(name, settings.get(name))]
         title += f" ({', '.join(own)})"
     factor = 100 if percent else 1
     names = dict.fromkeys(name for result in results for name in result["metrics"])
@@ -204,9 +203,15 @@ def _changes(result: Mapping[str, Any], *, shared: bool) -> list[str]:
     changed = []
     for name, value in result["settings"].items():
         if (name in OF_A_METHOD) != shared and value != own.get(name):
-            text = f"{value:g}" if isinstance(value, float) else str(value)
-            changed.append(f"{name}={text}")
+            changed += _assignments(name, value)
     return changed
+
+
+def _assignments(name: str, value: Any) -> list[str]:
+    """A setting as it is given on the command line."""
+    if isinstance(value, dict):
+        return [text for key, each in value.items() for text in _assignments(f"{name}.{key}", each)]
+    return [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"]
 
 
 def metric_label(metric: str, percent: bool) -> str:

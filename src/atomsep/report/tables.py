@@ -105,10 +105,14 @@ def make_table(
 def heading(group: Group, groups: Sequence[Group]) -> str:
     """Experiment and metric, and the changed settings where they tell two groups apart."""
     text = f"{group.title}: {group.label}" + ("" if group.higher_is_better else ", less is better")
-    same = [other for other in groups if other.experiment == group.experiment]
-    if len({other.changes for other in same}) > 1:
+    if _told_apart(group, groups):
         text += f" ({', '.join(group.changes) or 'the settings of the experiment'})"
     return text
+
+
+def _told_apart(group: Group, groups: Sequence[Group]) -> bool:
+    changes = {other.changes for other in groups if other.experiment == group.experiment}
+    return len(changes) > 1
 
 
 def about(group: Group) -> dict[str, Value]:
@@ -122,13 +126,14 @@ def about(group: Group) -> dict[str, Value]:
 
 
 def changes_notes(groups: Sequence[Group]) -> list[str]:
-    """Settings that are not the experiments' own."""
+    """Settings that are not the experiments' own, where no heading and no row says so."""
     notes: dict[str, None] = {}
     for group in groups:
+        if group.changes and not _told_apart(group, groups):
+            notes[f"{group.title}: {', '.join(group.changes)}"] = None
         for row, own in zip(group.rows, group.own_changes, strict=True):
-            if group.changes or own:
-                said = f"{group.title}, {row.title}: {', '.join((*group.changes, *own))}"
-                notes[said] = None
+            if not all(change in row.title for change in own):
+                notes[f"{group.title}, {row.title}: {', '.join(own)}"] = None
     return [f"Settings other than the experiment's own. {'; '.join(notes)}."] if notes else []
 
 
