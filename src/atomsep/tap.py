@@ -110,9 +110,9 @@ class LayerTap:
             return None
         self._settle(at_next_forward=True)
         self.recall = (mask, criterion.draws)
-        measured = criterion.measure(
-            latent, mask, layout, passing=self._passing(), weight=attachment.weight
-        )
+        # A compiled graph must not depend on the weight: it would be compiled for each anew.
+        weight = None if torch.compiler.is_compiling() else attachment.weight
+        measured = criterion.measure(latent, mask, layout, passing=self._passing(), weight=weight)
         passed = measured.passed
         assert passed is not None
         self.statistics = measured.statistics
