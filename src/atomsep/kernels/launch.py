@@ -28,7 +28,7 @@ class Launch:
         kernel: compiled by Triton where it is first called.
         device: where it runs.
         grid: programs along each axis.
-        numbers: integers, which Triton may compile for.
+        numbers: integers, which Triton may compile for, and fixed floats.
         warps: of a program.
         constants: compiled in, by name.
     """
@@ -48,6 +48,7 @@ class Launch:
         self.fixed = (*numbers, *constants.values())
         self.again: Callable[..., None] | None = None
         self.may_be_short = True
+        self.compiled: Any = None
 
     def __call__(self, tensors: tuple[Tensor | None, ...], floats: tuple[float, ...] = ()) -> None:
         """Launch on the device's current stream."""
@@ -76,6 +77,7 @@ class Launch:
         if self.device.type != "cuda" or not all(hasattr(compiled, name) for name in names):
             return None
         run, function, metadata = (getattr(compiled, name) for name in names)
+        self.compiled = compiled  # which unloads the function when nobody holds it
         stream_of = triton.runtime.driver.active.get_current_stream
         (x, y, z), index = self.grid, self.device.index
 
