@@ -71,9 +71,19 @@ def test_the_result_file_tells_the_whole_story(tmp_path: Path) -> None:
     assert result["tiny"] is True
     lines = Run(folder).read_metrics()
     assert [line["epoch"] for line in lines] == [1, 2]
-    assert lines[-1] == result["losses"]
+    assert lines[-1] == result["last_epoch"]
     assert not (folder / "checkpoint.pt").exists()
     assert set(weights(key, tmp_path)) == {"embed.weight", "embed.bias", "head.weight", "head.bias"}
+
+
+def test_the_result_can_be_the_mean_over_the_last_epochs(tmp_path: Path) -> None:
+    key = tiny("plain", 0, "epochs=4", "average_last=3")
+    result = run(key, tmp_path)
+    lines = Run(key.folder(tmp_path)).read_metrics()
+    assert ["metrics" in line for line in lines] == [False, True, True, True]
+    accuracies = [line["metrics"]["accuracy"] for line in lines[1:]]
+    assert len(set(accuracies)) > 1
+    assert result["metrics"]["accuracy"] == pytest.approx(sum(accuracies) / 3, abs=1e-6)
 
 
 def test_the_accuracy_is_that_of_the_saved_model(tmp_path: Path) -> None:
@@ -117,8 +127,8 @@ def test_one_seed_repeats_and_two_differ(tmp_path: Path) -> None:
     again = run(tiny("atom", 0), tmp_path / "b")
     other = run(tiny("atom", 1), tmp_path / "a")
     assert first["metrics"] == again["metrics"]
-    assert without_times(first["losses"]) == without_times(again["losses"])
-    assert first["losses"]["cross-entropy"] != other["losses"]["cross-entropy"]
+    assert without_times(first["last_epoch"]) == without_times(again["last_epoch"])
+    assert first["last_epoch"]["cross-entropy"] != other["last_epoch"]["cross-entropy"]
 
 
 def test_all_methods_of_a_seed_start_from_the_same_model_and_samples(tmp_path: Path) -> None:
@@ -177,7 +187,7 @@ def test_killed_at_any_moment_it_ends_the_same(tmp_path: Path) -> None:
     result = run(key, root, checkpoint_seconds=1000)
     assert not list(folder.glob(".*.part"))
     assert result["metrics"] == unbroken["metrics"]
-    assert without_times(result["losses"]) == without_times(unbroken["losses"])
+    assert without_times(result["last_epoch"]) == without_times(unbroken["last_epoch"])
     for name, value in weights(key, root).items():
         assert torch.equal(value, weights(key, tmp_path / "unbroken")[name]), name
 

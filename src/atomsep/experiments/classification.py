@@ -98,22 +98,23 @@ class Classification(Task):
     def step(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
         """One step of the optimiser."""
         self.unreadable.update(batch.unreadable)
-        batch = self.fabric.to_device(batch)
+        batch = batch.to(self.fabric.device)
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate * scheduled(self.schedule, progress, self.warmup)
-        self.model.train()
+        if not self.model.training:  # setting it takes as long as a small model's forward
+            self.model.train()
         task_loss = nn.functional.cross_entropy(self.logits(batch.inputs), batch.labels)
-        parts = {"cross-entropy": task_loss}
         method_loss = self.on_layer.loss(batch.labels, lambda: self._second_view(batch, progress))
-        if method_loss is not None:
-            parts["method"] = method_loss
         self.optimiser.zero_grad()
-        self.fabric.backward(torch.stack([part.float() for part in parts.values()]).sum())
+        self.fabric.backward(task_loss if method_loss is None else task_loss + method_loss)
         self.on_layer.average_gradients(self.fabric)
         if self.clip:
             self.fabric.clip_gradients(self.model, self.optimiser, max_norm=self.clip)
         self.optimiser.step()
-        return {name: part.detach() for name, part in parts.items()}
+        parts = {"cross-entropy": task_loss.detach()}
+        if method_loss is not None:
+            parts["method"] = method_loss.detach()
+        return parts
 
     def logits(self, inputs: Any) -> Tensor:
         """What the model says of a batch."""
@@ -132,7 +133,7 @@ class Classification(Task):
         metrics = {name: metric.to(self.fabric.device) for name, metric in self.metrics().items()}
         for batch in self.held_out():
             self.unreadable.update(batch.unreadable)
-            batch = self.fabric.to_device(batch)
+            batch = batch.to(self.fabric.device)
             logits = self.logits(batch.inputs).float()
             for metric in metrics.values():
                 metric.update(logits, batch.labels)

@@ -44,6 +44,7 @@ class GanSettings(Settings):
     """Settings of the GANs."""
 
     epochs: int = setting(25, "passes over the training images", low=1)
+    average_last: int = setting(6, "epochs at the end whose metrics' mean is the result", low=1)
     learning_rate: float = setting(2e-4, "of both networks' Adam", low=0)
     layer: str = setting(LAST_HIDDEN, "the generator's layer that the method acts on")
     width: int = setting(64, "features of the generator's last hidden layer", low=1)

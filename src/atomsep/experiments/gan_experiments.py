@@ -3,7 +3,8 @@
 The paper gives one weight, 0.02, for atom modeling. With the mean over tokens, as here, a probe on
 MNIST found 1 to be good. 0.02 goes to SSCL, and VQ has its own loss unweighted.
 
-Samples are compared with all training images (for a search, with a tenth that is held out).
+A GAN's quality jumps from epoch to epoch, so the mean over the last six is reported. Samples are
+compared with all training images (for a search, with a tenth that is held out).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from atomsep.experiments.task import Context, Experiment, Task
 
 TINY = {
     "epochs": 2,
+    "average_last": 1,
     "batch": 32,
     "width": 8,
     "train_samples": 256,

@@ -7,7 +7,7 @@ can start anywhere in an epoch, and are the same whichever process loads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -35,6 +35,16 @@ class Batch(NamedTuple):
     labels: Tensor
     second: Any = None
     unreadable: tuple[str, ...] = ()
+
+    def to(self, device: torch.device) -> Batch:
+        """The batch on a device."""
+
+        def move(part: Any) -> Any:
+            if isinstance(part, Mapping):
+                return {name: move(each) for name, each in part.items()}
+            return None if part is None else part.to(device, non_blocking=True)
+
+        return Batch(move(self.inputs), move(self.labels), move(self.second), self.unreadable)
 
 
 class Samples(Protocol):

@@ -49,6 +49,7 @@ class Settings:
         "32-true", "of the computation", choices=("32-true", "bf16-mixed", "16-mixed", "64-true")
     )
     evaluate_every: int = setting(0, "epochs between evaluations; 0: at the end alone", low=0)
+    average_last: int = setting(1, "epochs at the end whose metrics' mean is the result", low=1)
     method: dict[str, Any] = field(
         default_factory=dict,
         metadata={

@@ -138,7 +138,11 @@ def train(
     if done is not None:
         return done
     fabric = make_fabric(machine, key.settings.precision)
-    with run.locked() if fabric.is_global_zero else _nothing(), torch.random.fork_rng():
+    devices = [fabric.device] if fabric.device.type == "cuda" else []
+    with (
+        run.locked() if fabric.is_global_zero else _nothing(),
+        torch.random.fork_rng(devices=devices),
+    ):
         seed_step(key.seed, "initial weights")
         task = experiment.build(
             Context(
@@ -192,19 +196,19 @@ class Loop:
             while self.epoch < settings.epochs:
                 self._train_epoch(start, stop)
                 line: dict[str, Any] = {"epoch": self.epoch + 1, **self.meter.means()}
-                every = settings.evaluate_every
-                if every and (self.epoch + 1) % every == 0 and self.epoch + 1 < settings.epochs:
+                if self._is_evaluated(self.epoch + 1):
                     metrics = self.task.evaluate()
                     self.watcher.evaluated(self.epoch + 1, metrics)
-                    line.update(metrics)
+                    line["metrics"] = metrics
                 self._write_line(line, start, board)
                 self.epoch, self.step, self.meter = self.epoch + 1, 0, Meter()
                 self._checkpoint_if_due(start)
-            metrics = self.task.evaluate()
-            self.watcher.evaluated(self.epoch, metrics)
-            for name, value in metrics.items():
-                board(name, value, self.epoch)
-        return self._finish(metrics, start)
+        return self._finish(start)
+
+    def _is_evaluated(self, epoch: int) -> bool:
+        settings = self.key.settings
+        every, last = settings.evaluate_every, settings.epochs - settings.average_last
+        return epoch > last or (every > 0 and epoch % every == 0)
 
     def _train_epoch(self, start: float, stop: threading.Event) -> None:
         task, seed, looked = self.task, self.key.seed, time.monotonic()
@@ -287,8 +291,9 @@ class Loop:
             write_whole(self.run.metrics, "".join(line + "\n" for line in self.lines))
 
     def _write_line(self, line: dict[str, Any], start: float, board: Any) -> None:
-        for name, value in line.items():
-            board(name, value, self.epoch + 1)
+        for name, value in {**line, **line.get("metrics", {})}.items():
+            if name != "metrics":
+                board(name, value, self.epoch + 1)
         line["seconds"] = round(time.monotonic() - start, 3)
         self.lines.append(json.dumps(line))
         if self.fabric.is_global_zero:
@@ -309,12 +314,17 @@ class Loop:
         with SummaryWriter(folder, purge_step=self.epoch + 1) as writer:
             yield writer.add_scalar
 
-    def _finish(self, metrics: dict[str, float], start: float) -> dict[str, Any]:
+    def _finish(self, start: float) -> dict[str, Any]:
+        last = [json.loads(line) for line in self.lines[-self.key.settings.average_last :]]
+        metrics = {
+            name: round(sum(line["metrics"][name] for line in last) / len(last), 7)
+            for name in last[-1]["metrics"]
+        }
         files = self.task.finish() if self.fabric.is_global_zero else []
         result = {
             **self.about,
             "metrics": metrics,
-            "losses": json.loads(self.lines[-1]),
+            "last_epoch": last[-1],
             "seconds": round(time.monotonic() - start, 3),
             "unreadable": sorted(self.task.unreadable),
             "files": [file.name for file in files],
