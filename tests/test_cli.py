@@ -68,7 +68,10 @@ def test_an_odd_ratio_gets_a_hint(
         ("train synthetic --tiny --set layer=embd", "did you mean 'embed'"),
         ("train synthetic --tiny --set method.tau=1", "has no option 'tau'"),
         ("sweep synthetic --methods plain,atm", "there is no method 'atm'; did you mean 'atom'?"),
-        ("sweep synthetic --seeds few", "--seeds must be how many there are, or the seeds with"),
+        (
+            "sweep synthetic --seeds few",
+            "seeds must be how many there are, or the seeds",
+        ),
         ("sweep synthetic --search --seeds 101,", "keep --search-seeds apart from --seeds"),
         ("table nowhere", "there is no folder nowhere; train something first"),
         ("table . --format html", "there is no format 'html'"),

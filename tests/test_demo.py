@@ -12,8 +12,8 @@ import pytest
 from atomsep import demo
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.runs import RunKey, find_results
-from atomsep.experiments.sweep import Failure, SweepReport, run_sweep
-from atomsep.experiments.synthetic import SYNTHETIC
+from atomsep.experiments.sweeps.sweep import Failure, SweepReport, run_sweep
+from atomsep.experiments.synthetic.experiment import SYNTHETIC
 from atomsep.experiments.training import Machine, train
 
 
@@ -49,7 +49,7 @@ def test_a_second_call_trains_nothing(
     finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "run_sweep", run_sweep)
-    monkeypatch.setattr("atomsep.experiments.sweep.WorkerProcess", None)
+    monkeypatch.setattr("atomsep.experiments.sweeps.sweep.WorkerProcess", None)
     assert demo.main(["--out", str(finished), "--tiny", "--seeds", "3"]) == 0
     printed = capsys.readouterr().out
     assert "27 runs of 27 were finished before" in printed

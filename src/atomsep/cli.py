@@ -24,7 +24,7 @@ except ImportError as error:  # the core is installed without them
 from atomsep.experiments.errors import ExperimentError, unknown
 
 if TYPE_CHECKING:
-    from atomsep.experiments.search import Search
+    from atomsep.experiments.sweeps.search import Search
 
 FAILED, STOPPED = 1, 130
 """Exit codes: an error that was said in a sentence; interrupted, to go on with the same command."""
@@ -148,7 +148,7 @@ def sweep(
         str, typer.Option(help="Names with commas; by default all of the experiment's.")
     ] = "all",
     seeds: Annotated[
-        str, typer.Option(help="How many from 0 on, or the seeds with commas: 5,7.")
+        str, typer.Option(help="How many from 0 on, or the seeds themselves: 5,7 or 5-9.")
     ] = "3",
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time.")] = 1,
     search: Annotated[
@@ -160,8 +160,8 @@ def sweep(
         ),
     ] = False,
     search_seeds: Annotated[
-        str, typer.Option(help="Seeds of the search, with commas; none of --seeds.")
-    ] = "100,101,102,103,104",
+        str, typer.Option(help="Seeds of the search; none of --seeds.")
+    ] = "100-104",
     set_: Assignments = None,
     tiny: Tiny = False,
     out: Out = Path("runs"),
@@ -183,8 +183,8 @@ def sweep(
     """
     from atomsep.display import SweepDisplay, say
     from atomsep.experiments.registry import find_experiment, run_key
-    from atomsep.experiments.search import search as search_settings
-    from atomsep.experiments.sweep import run_sweep
+    from atomsep.experiments.sweeps.search import search as search_settings
+    from atomsep.experiments.sweeps.sweep import run_sweep
     from atomsep.experiments.training import Machine, StoppedError
 
     console = Console()
@@ -344,22 +344,25 @@ def chosen_methods(text: str, known: tuple[str, ...]) -> list[str]:
 
 
 def chosen_seeds(text: str) -> list[int]:
-    """A number of seeds from 0 on, or the seeds themselves with commas.
+    """A number of seeds from 0 on, or the seeds themselves: with commas, or from-to.
 
     Example:
-        >>> chosen_seeds("3"), chosen_seeds("3,"), chosen_seeds("5,7")
-        ([0, 1, 2], [3], [5, 7])
+        >>> chosen_seeds("3"), chosen_seeds("3,"), chosen_seeds("5,7-9")
+        ([0, 1, 2], [3], [5, 7, 8, 9])
     """
     try:
-        if "," in text:
-            seeds = [int(part) for part in text.split(",") if part.strip()]
-        else:
+        if text.isdigit():
             seeds = list(range(int(text)))
+        else:
+            seeds = []
+            for part in filter(str.strip, text.split(",")):
+                first, _, last = part.partition("-")
+                seeds += range(int(first), int(last or first) + 1)
     except ValueError:
         seeds = []
     if not seeds or min(seeds) < 0:
         raise ExperimentError(
-            f"--seeds must be how many there are, or the seeds with commas (5,7), not {text!r}"
+            f"seeds must be how many there are, or the seeds themselves (5,7 or 5-9), not {text!r}"
         )
     return seeds
 

@@ -18,13 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from atomsep.display import SweepDisplay, counted, say
-from atomsep.experiments.comparison import deviation
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.mixtures import bayes_rate
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.runs import RunKey, write_whole
-from atomsep.experiments.sweep import SweepReport, run_sweep
-from atomsep.experiments.synthetic import SYNTHETIC
+from atomsep.experiments.sweeps.comparison import deviation
+from atomsep.experiments.sweeps.sweep import SweepReport, run_sweep
+from atomsep.experiments.synthetic.experiment import SYNTHETIC
+from atomsep.experiments.synthetic.mixtures import bayes_rate
 from atomsep.experiments.training import Machine
 from atomsep.report.figures import LABELS, write_figures
 from atomsep.report.groups import Group, average, group_results

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from atomsep.experiments.runs import RunKey
-from atomsep.experiments.sweep import Event
+from atomsep.experiments.sweeps.sweep import Event
 
 HIGH, LOW = 10.0, 1e-3
 """Outside of these the method's loss drowns the task's, or is drowned by it."""

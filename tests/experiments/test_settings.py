@@ -77,6 +77,7 @@ def test_a_run_has_its_weight_whatever_the_default_becomes() -> None:
     plain = run_key(synthetic, "plain", 0, ["weight=3"])
     assert plain.settings.weight == 0, "the plain method has none, and is one run for all weights"
     assert plain.settings.digest() == run_key(synthetic, "plain", 0).settings.digest()
+    assert run_key(synthetic, "plain", 0, ["method.norm=1"]).settings.method == {}
 
 
 def test_a_method_of_other_experiments_is_refused() -> None:

@@ -87,8 +87,8 @@ def test_the_result_can_be_the_mean_over_the_last_epochs(tmp_path: Path) -> None
 
 
 def test_the_accuracy_is_that_of_the_saved_model(tmp_path: Path) -> None:
-    from atomsep.experiments.mixtures import MixtureClassifier, draw
     from atomsep.experiments.randomness import generator
+    from atomsep.experiments.synthetic.mixtures import MixtureClassifier, draw
 
     key = tiny("plain", 5)
     result = run(key, tmp_path)
@@ -102,8 +102,8 @@ def test_the_accuracy_is_that_of_the_saved_model(tmp_path: Path) -> None:
 def test_a_run_is_an_ordinary_loop(tmp_path: Path) -> None:
     """The same training written out with plain PyTorch gives the same weights to the last bit."""
     from atomsep.experiments.loading import epoch_batches
-    from atomsep.experiments.mixtures import MixtureClassifier, draw
     from atomsep.experiments.randomness import derive, generator
+    from atomsep.experiments.synthetic.mixtures import MixtureClassifier, draw
 
     key = tiny("plain", 2)
     run(key, tmp_path)
@@ -209,6 +209,15 @@ def test_interrupted_it_stops_between_steps_with_a_checkpoint(tmp_path: Path) ->
     assert state is not None
     assert state["epoch"] > 0
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
+def test_other_precisions_train_and_evaluate(tmp_path: Path, precision: str) -> None:
+    key = tiny("atom", 0, f"precision={precision}")
+    result = run(key, tmp_path)
+    assert 0.5 < result["metrics"]["accuracy"] <= 1
+    dtypes = {value.dtype for value in weights(key, tmp_path).values()}
+    assert dtypes == {torch.float64 if precision == "64-true" else torch.float32}
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from atomsep.experiments.mixtures import draw
 from atomsep.experiments.randomness import generator
 from atomsep.experiments.registry import run_key
-from atomsep.experiments.synthetic import SYNTHETIC
+from atomsep.experiments.synthetic.experiment import SYNTHETIC
+from atomsep.experiments.synthetic.mixtures import draw
 from atomsep.experiments.training import Machine, train
 from atomsep.functional import equilibrium_distance, pair_energy
 from atomsep.report.figures import (

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from atomsep.experiments.comparison import compare
 from atomsep.experiments.registry import EXPERIMENTS, run_key
+from atomsep.experiments.sweeps.comparison import compare
 from atomsep.report import paper
 from atomsep.report.groups import group_results
 from atomsep.report.table import Cell, Section, Table, escape

@@ -89,6 +89,7 @@ class Classification(Task):
             learned = list(self.on_layer.method.parameters())
             if learned:
                 optimiser.add_param_group({"params": learned})
+        self.inner = model
         self.model, self.optimiser = self.fabric.setup(model, optimiser)
 
     def batches(self, epoch: int, start: int) -> Iterable[Any]:
@@ -101,7 +102,7 @@ class Classification(Task):
         batch = batch.to(self.fabric.device)
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate * scheduled(self.schedule, progress, self.warmup)
-        if not self.model.training:  # setting it takes as long as a small model's forward
+        if not self.inner.training:  # setting it takes as long as a small model's forward
             self.model.train()
         task_loss = nn.functional.cross_entropy(self.logits(batch.inputs), batch.labels)
         method_loss = self.on_layer.loss(batch.labels, lambda: self._second_view(batch, progress))
@@ -116,9 +117,10 @@ class Classification(Task):
             parts["method"] = method_loss.detach()
         return parts
 
-    def logits(self, inputs: Any) -> Tensor:
+    def logits(self, inputs: Any, model: nn.Module | None = None) -> Tensor:
         """What the model says of a batch."""
-        output = self.model(**inputs) if isinstance(inputs, Mapping) else self.model(inputs)
+        model = self.model if model is None else model
+        output = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
         logits: Tensor = getattr(output, "logits", output)
         return logits
 
@@ -134,7 +136,11 @@ class Classification(Task):
         for batch in self.held_out():
             self.unreadable.update(batch.unreadable)
             batch = batch.to(self.fabric.device)
-            logits = self.logits(batch.inputs).float()
+            # Not through Fabric: data-parallel, processes may have unequal numbers of batches, and
+            # wait for each other in vain.
+            inputs = self.fabric.strategy.precision.convert_input(batch.inputs)
+            with self.fabric.autocast():
+                logits = self.logits(inputs, self.inner).float()
             for metric in metrics.values():
                 metric.update(logits, batch.labels)
         return {name: round(float(metric.compute()), 7) for name, metric in metrics.items()}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atomsep.experiments.errors import unknown
-from atomsep.experiments.gan_experiments import GANS
-from atomsep.experiments.images import IMAGES
+from atomsep.experiments.gan.experiments import GANS
+from atomsep.experiments.images.experiments import IMAGES
 from atomsep.experiments.runs import RunKey
 from atomsep.experiments.settings import change, override
-from atomsep.experiments.synthetic import SYNTHETIC
+from atomsep.experiments.synthetic.experiment import SYNTHETIC
 from atomsep.experiments.task import Experiment
-from atomsep.experiments.text import TEXTS
+from atomsep.experiments.text.experiments import TEXTS
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment for experiment in (SYNTHETIC, *GANS, *IMAGES, *TEXTS)
@@ -67,10 +67,9 @@ def run_key(
         raise unknown(f"method for {experiment.name}", method, experiment.methods)
     settings = override(experiment.settings, experiment.tiny if tiny else {})
     settings = change(settings, assignments)
-    weight = settings.weight
-    if method == "plain":
-        weight = 0.0
-    elif weight is None:
+    if method == "plain":  # has neither, and is one run whatever the others are given
+        settings = override(settings, {"weight": 0.0, "method": {}})
+    elif settings.weight is None:
         weight = experiment.weights.get(method, DEFAULT_WEIGHT)
-    settings = override(settings, {"weight": weight})
+        settings = override(settings, {"weight": weight})
     return RunKey(experiment.name, method, seed, settings, tiny, validation)

@@ -7,6 +7,7 @@ ends where an unbroken run ends, bit for bit on a CPU.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 import threading
@@ -259,9 +260,14 @@ class Loop:
         if time.monotonic() - self.saved >= self.machine.checkpoint_seconds:
             self._checkpoint(start)
 
+    def _parts(self) -> dict[str, Any]:
+        """What a checkpoint holds: the task's parts, and the loss scale of half precision."""
+        scaler = getattr(self.fabric.strategy.precision, "scaler", None)
+        return {**self.task.parts(), **({} if scaler is None else {"scaler": scaler})}
+
     def _checkpoint(self, start: float) -> None:
         """Save everything that the run needs to go on from here."""
-        state = {name: part.state_dict() for name, part in self.task.parts().items()}
+        state = {name: part.state_dict() for name, part in self._parts().items()}
         if self.fabric.is_global_zero:
             self.run.save_checkpoint(
                 {
@@ -280,7 +286,7 @@ class Loop:
         """Take up the last checkpoint, if there is one; forget lines of metrics after it."""
         state = self.run.load_checkpoint(self.fabric.device)
         if state is not None:
-            for name, part in self.task.parts().items():
+            for name, part in self._parts().items():
                 part.load_state_dict(state["parts"][name])
             self.epoch, self.step = state["epoch"], state["step"]
             self.meter.load(state["meter"])
@@ -303,13 +309,11 @@ class Loop:
     @contextmanager
     def _board(self) -> Iterator[Any]:
         """A function that writes a number to TensorBoard, where that is installed."""
-        try:
-            if not (self.machine.tensorboard and self.fabric.is_global_zero):
-                raise ImportError
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
+        if not (self.machine.tensorboard and self.fabric.is_global_zero and _has_tensorboard()):
             yield lambda name, value, epoch: None
             return
+        from torch.utils.tensorboard import SummaryWriter
+
         folder = str(self.run.folder / "tensorboard")
         with SummaryWriter(folder, purge_step=self.epoch + 1) as writer:
             yield writer.add_scalar
@@ -388,6 +392,10 @@ def interruptible() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _has_tensorboard() -> bool:
+    return importlib.util.find_spec("tensorboard") is not None
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from atomsep.methods.atom import Atom
 from atomsep.methods.base import Method
@@ -59,6 +59,18 @@ class Entry:
         """
         fixed = {"features", "seed", *getattr(self.factory, "keywords", {})}
         return tuple(name for name in self._parameters() if name not in fixed)
+
+    @property
+    def second_view(self) -> Literal["augmentation", "dropout"] | None:
+        """What makes the second view that the method needs; None: it needs one view.
+
+        Example:
+            >>> METHODS["simclr"].second_view
+            'augmentation'
+        """
+        kind = getattr(self.factory, "func", self.factory)  # variants are partials of a class
+        view: Literal["augmentation", "dropout"] | None = getattr(kind, "second_view", None)
+        return view
 
     def make(self, features: int, seed: int, **options: Any) -> Method | None:
         """The method; features and seed reach those that use them."""

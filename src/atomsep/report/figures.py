@@ -13,10 +13,16 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import atomsep
-from atomsep.experiments.mixtures import DEVIATION, MEAN, SUB_UNITS, MixtureClassifier, draw
 from atomsep.experiments.randomness import generator, seeded
 from atomsep.experiments.runs import Run, RunKey
-from atomsep.experiments.synthetic import ACTIVATIONS
+from atomsep.experiments.synthetic.experiment import ACTIVATIONS
+from atomsep.experiments.synthetic.mixtures import (
+    DEVIATION,
+    MEAN,
+    SUB_UNITS,
+    MixtureClassifier,
+    draw,
+)
 from atomsep.functional import equilibrium_distance, pair_energy
 from atomsep.statistics import Statistics
 

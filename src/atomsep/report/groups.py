@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from atomsep.experiments.comparison import Comparison, compare_all
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.registry import find_experiment, run_key
+from atomsep.experiments.sweeps.comparison import Comparison, compare_all
 from atomsep.experiments.task import Experiment, main_metric
 from atomsep.methods import METHODS
 from atomsep.report import paper

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from atomsep.experiments.comparison import deviation
+from atomsep.experiments.sweeps.comparison import deviation
 from atomsep.report import paper
 from atomsep.report.groups import Group, Results, Row, average, group_results
 from atomsep.report.numbers import NONE, interval_text, p_text, signed, spread_text

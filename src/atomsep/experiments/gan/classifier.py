@@ -1,0 +1,128 @@
+"""A small classifier of a data set's own labels, for a Fréchet distance where Inception is not.
+
+It is trained with a fixed seed and kept on disk, so that all runs on one machine compare by the
+same features.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d, cross_entropy
+
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.gan.pictures import Pictures
+from atomsep.experiments.randomness import generator, seeded
+from atomsep.experiments.runs import replacing, saying
+
+BATCH, STEPS, PASSES, RATE = 64, 2000, 8, 2e-3
+"""Training: images a step, most steps, most passes over the images, first rate of Adam."""
+
+
+class Classifier(nn.Module):
+    """A small convolutional network on images of 32 px; its features are the layer before last.
+
+    Args:
+        classes: how many it tells apart.
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before, after in ((3, 32), (32, 64), (64, 128)):
+            convolution = nn.Conv2d(before, after, 3, 2, 1, bias=False)
+            layers += [convolution, nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
+        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten())
+        self.features = nn.Sequential(nn.Linear(512, 128), nn.ReLU())
+        self.head = nn.Linear(128, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features `(B, 128)` of bytes `(B, 3, H, W)`."""
+        # The mean over whole blocks: 64 px become 32.
+        small = adaptive_avg_pool2d(images.float(), 32)
+        features: Tensor = self.features(self.body(small / 127.5 - 1))
+        return features
+
+
+def classifier(pictures: Pictures, device: torch.device, folder: Path | None) -> nn.Module:
+    """A classifier of the images, trained with a fixed seed, or read from disk.
+
+    Args:
+        pictures: images and labels.
+        device: to train on.
+        folder: where it is kept, under a name that depends on images and labels; None for nowhere.
+
+    Raises:
+        ExperimentError: the images have no labels, or the file on disk is damaged.
+    """
+    labels = pictures.labels
+    if labels is None:
+        raise ExperimentError(
+            "features=classifier needs images with labels, each in the subfolder of its class, at "
+            "least two of them; set features=inception otherwise"
+        )
+    with seeded(0, "classifier"):
+        model = Classifier(int(labels.max()) + 1)
+    if folder is None:
+        _train(model, pictures, labels, device)
+        return model
+    path = folder / f"classifier-{_digest(pictures.images, labels)}.pt"
+    with _alone(path):  # processes of a sweep wait for the first
+        if path.exists():
+            try:
+                model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+            except (RuntimeError, UnpicklingError, EOFError) as error:
+                raise ExperimentError(
+                    f"{path} is damaged; remove it, and the classifier is trained again"
+                ) from error
+        else:
+            _train(model, pictures, labels, device)
+            with saying(path), replacing(path) as part:
+                torch.save(model.cpu().state_dict(), part)
+    return model
+
+
+def _train(model: Classifier, pictures: Pictures, labels: Tensor, device: torch.device) -> None:
+    """Adam with a rate that falls to 0."""
+    count = len(labels)
+    steps = min(STEPS, PASSES * -(-count // BATCH))
+    passes = -(-steps * BATCH // count)
+    orders = (torch.randperm(count, generator=generator(0, "classifier", n)) for n in range(passes))
+    model.to(device).train()
+    optimiser = torch.optim.Adam(model.parameters(), lr=RATE)
+    for step, indices in enumerate(torch.cat(list(orders)).split(BATCH)[:steps]):
+        for group in optimiser.param_groups:
+            group["lr"] = RATE * (1 - step / steps)
+        images = pictures.images[indices].to(device).expand(-1, 3, -1, -1)
+        loss = cross_entropy(model.head(model(images)), labels[indices].to(device))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+
+def _digest(*tensors: Tensor) -> str:
+    text = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        text.update(tensor.contiguous().numpy().data)
+    return text.hexdigest()
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep other processes from making the same file meanwhile."""
+    with saying(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)

@@ -1,0 +1,190 @@
+"""What turns images into the features that a Fréchet distance compares.
+
+Three kinds, by the setting `features`:
+
+- `inception`: torch-fidelity's InceptionV3, the features of the FID;
+- `classifier`: a small network trained on the data set's own labels, with a fixed seed, and kept
+  on disk beside the data;
+- `package.module:function`: a function of the user's, called without arguments. It returns a
+  module from bytes `(B, 3, H, W)` to features `(B, F)`.
+
+A distance over anything but Inception is not an FID, and is not called one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atomsep.experiments.entry_points import is_entry_point, load_entry_point
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.gan.classifier import classifier
+from atomsep.experiments.gan.pictures import Pictures
+
+INCEPTION_FILE = "weights-inception-2015-12-05-6726825d.pth"
+"""What torch-fidelity calls the published weights in torch's own cache."""
+
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class Features:
+    """A feature extractor and its name.
+
+    Attributes:
+        name: in the metric's.
+        module: from bytes `(B, 3, H, W)` to features `(B, F)`.
+    """
+
+    name: str
+    module: nn.Module
+
+    @property
+    def metric(self) -> str:
+        """What a Fréchet distance over these features is called.
+
+        Example:
+            >>> Features("classifier", nn.Identity()).metric
+            'frechet_classifier'
+        """
+        return "fid" if self.name == "inception" else f"frechet_{self.name}"
+
+    @torch.no_grad()
+    def of(self, images: Tensor) -> Tensor:
+        """Features `(n, F)` of images as bytes `(n, 1 or 3, H, W)`, on the CPU.
+
+        Raises:
+            ExperimentError: the module gives something else than one vector an image.
+        """
+        device = next((p.device for p in self.module.parameters()), images.device)
+        parts = []
+        for batch in images.split(BATCH):
+            batch = batch.to(device).expand(-1, 3, -1, -1)
+            part = self.module(batch)
+            if not isinstance(part, Tensor) or part.ndim != 2 or len(part) != len(batch):
+                found = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
+                raise ExperimentError(
+                    f"the features {self.name!r} of {len(batch)} images must be a tensor "
+                    f"({len(batch)}, F), not {found}"
+                )
+            parts.append(part.float().cpu())
+        return torch.cat(parts)
+
+
+def find_features(
+    kind: str,
+    weights: str,
+    pictures: Pictures,
+    *,
+    device: torch.device,
+    data: Path | None,
+    download: bool,
+) -> Features:
+    """The features of a setting, ready to use.
+
+    Args:
+        kind: "inception", "classifier" or "package.module:function".
+        weights: file of Inception's weights; "" for torch's cache.
+        pictures: that a classifier learns from.
+        device: to compute on.
+        data: folder of the data sets, where a classifier is kept; None to keep it nowhere.
+        download: fetch Inception's weights if they are not there.
+
+    Raises:
+        ExperimentError: they cannot be had; the message says what to do.
+    """
+    if kind == "inception":
+        features = Features(kind, inception(weights, download))
+    elif kind == "classifier":
+        features = Features(kind, classifier(pictures, device, data and data / "features"))
+    elif is_entry_point(kind):
+        features = Features(kind.partition(":")[2], _own(kind))
+    else:
+        raise ExperimentError(
+            f"features must be inception, classifier or package.module:function, not {kind!r}"
+        )
+    features.module.to(device).eval().requires_grad_(False)
+    return features
+
+
+def _own(kind: str) -> nn.Module:
+    made = load_entry_point("features", kind)()
+    if not isinstance(made, nn.Module):
+        raise ExperimentError(
+            f"features={kind} must return a torch.nn.Module, not {type(made).__name__}"
+        )
+    return made
+
+
+class _Inception(nn.Module):
+    """Torch-fidelity's extractor, which gives a tuple, as a plain module."""
+
+    def __init__(self, extractor: nn.Module) -> None:
+        super().__init__()
+        self.extractor = extractor
+
+    def forward(self, images: Tensor) -> Tensor:
+        [features] = self.extractor(images)
+        return torch.as_tensor(features)
+
+
+def inception(weights: str, download: bool) -> nn.Module:
+    """InceptionV3 with the weights of the FID, from bytes `(B, 3, H, W)` to `(B, 2048)`.
+
+    Raises:
+        ExperimentError: torch-fidelity or the weights are not there.
+    """
+    fidelity = import_fidelity("feature_extractor_inceptionv3")
+    path = Path(weights) if weights else Path(torch.hub.get_dir(), "checkpoints", INCEPTION_FILE)
+    if weights and not path.is_file():
+        raise ExperimentError(f"there is no file {path}, which features_weights names")
+    if not path.is_file():
+        if not download:
+            raise ExperimentError(
+                "an FID needs Inception's weights, and they are not here; fetch them with "
+                "--download, name a file with --set features_weights=PATH, or take a Fréchet "
+                "distance over other features with --set features=classifier"
+            )
+        try:
+            return _Inception(_quiet_inception(fidelity, None))
+        except OSError as error:
+            raise ExperimentError(
+                f"Inception's weights cannot be fetched ({error}); look at the connection, or name "
+                f"a file with --set features_weights=PATH"
+            ) from error
+    try:
+        torch.load(path, map_location="cpu", weights_only=True)  # torch-fidelity runs what it finds
+        return _Inception(_quiet_inception(fidelity, str(path)))
+    except (RuntimeError, pickle.UnpicklingError, EOFError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ExperimentError(
+            f"{path} does not hold Inception's weights as torch-fidelity has them ({reason})"
+        ) from error
+
+
+def _quiet_inception(fidelity: Any, path: str | None) -> nn.Module:
+    extractor: nn.Module = fidelity.FeatureExtractorInceptionV3(
+        "inception-v3-compat", ["2048"], feature_extractor_weights_path=path, verbose=False
+    )
+    return extractor
+
+
+def import_fidelity(name: str) -> Any:
+    """A part of torch-fidelity.
+
+    Raises:
+        ExperimentError: it is not installed.
+    """
+    try:
+        return importlib.import_module(f"torch_fidelity.{name}")
+    except ImportError as error:
+        raise ExperimentError(
+            f"Fréchet distances need torch-fidelity, which cannot be imported ({error}); install "
+            f"it with pip install 'atomsep[experiments]'"
+        ) from error

@@ -1,0 +1,94 @@
+"""How near generated images come to real ones: Fréchet distance, precision and recall.
+
+The mathematics is torch-fidelity's. All real images make the Gaussian that the generated ones are
+compared with. For precision and recall (Kynkäänniemi et al., 2019) both sides must be equally
+dense, so as many real images are drawn as there are generated ones, the same for every run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.gan.features import Features, import_fidelity
+from atomsep.experiments.randomness import generator
+
+NEIGHBOURS = 3
+"""A sample's ball reaches to its third neighbour, as in the paper of the two metrics."""
+
+
+class Fidelity:
+    """Compares generated images with one set of real ones.
+
+    What is known of the real images is computed at the first comparison, and kept.
+
+    Args:
+        features: that are compared.
+        real: bytes `(n, channels, H, W)`.
+
+    Raises:
+        ExperimentError: torch-fidelity is not installed, or there are too few images.
+    """
+
+    def __init__(self, features: Features, real: Tensor) -> None:
+        import_fidelity("metric_fid")
+        if len(real) <= NEIGHBOURS:
+            raise ExperimentError(
+                f"samples must be compared with more than {NEIGHBOURS} real images, not {len(real)}"
+            )
+        self.features, self.real = features, real
+        self.known: tuple[Any, Tensor] | None = None
+
+    def compare(self, generated: Tensor) -> dict[str, float]:
+        """The metrics of generated images, bytes `(N, channels, H, W)`.
+
+        Returns:
+            The Fréchet distance under the features' own name, precision and recall.
+
+        Raises:
+            ExperimentError: a feature is not finite.
+        """
+        found = self.features.of(generated)
+        if self.known is None:
+            real = self.features.of(self.real)
+            self._check(real)
+            order = torch.randperm(len(real), generator=generator(0, "real images"))
+            self.known = (statistics(real), real[order])
+        self._check(found)
+        real_statistics, real = self.known
+        metrics = {self.features.metric: frechet(statistics(found), real_statistics)}
+        metrics.update(precision_recall(found, real[: len(found)]))
+        return metrics
+
+    def _check(self, features: Tensor) -> None:
+        if not features.isfinite().all():
+            raise ExperimentError(
+                f"the features {self.features.name!r} of some images are not finite; no distance "
+                f"can be computed"
+            )
+
+
+def statistics(features: Tensor) -> Any:
+    """Mean and covariance of features `(n, F)`, in float64."""
+    return import_fidelity("metric_fid").fid_features_to_statistics(features.double().cpu())
+
+
+def frechet(first: Any, second: Any) -> float:
+    r"""Squared Fréchet distance of the Gaussians with these statistics.
+
+    $$|\mu_1 - \mu_2|^2 + \text{tr}(\Sigma_1 + \Sigma_2 - 2 (\Sigma_1 \Sigma_2)^{1/2})$$
+    """
+    metric = import_fidelity("metric_fid")
+    found = metric.fid_statistics_to_metric(first, second, verbose=False)
+    return float(found[metric.KEY_METRIC_FID])
+
+
+def precision_recall(generated: Tensor, real: Tensor) -> dict[str, float]:
+    """Shares of generated features within the real ones' balls, and the reverse."""
+    found = import_fidelity("metric_prc").prc_features_to_metric(
+        generated, real, prc_neighborhood=NEIGHBOURS, save_cpu_ram=True, verbose=False
+    )
+    return {name: float(found[name]) for name in ("precision", "recall")}

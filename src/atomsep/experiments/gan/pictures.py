@@ -1,0 +1,198 @@
+"""The training images of the GANs: read once, resized as the example does, kept as bytes.
+
+Every image becomes 64 px by the example's path (Pillow's bilinear resize of the shorter side, then
+the centre), which takes seconds for a whole data set. A step is then an index into one tensor on
+the training device, and needs no loading processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.gan.dcgan import SIDE
+from atomsep.experiments.loading import UnreadableSampleError
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
+
+
+@dataclass
+class Pictures:
+    """A data set of images in memory.
+
+    Attributes:
+        images: `(n, channels, 64, 64)`, bytes.
+        labels: `(n,)`, or None where the images have none.
+        unreadable: files that were left out because they could not be read.
+    """
+
+    images: Tensor
+    labels: Tensor | None
+    unreadable: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def take(self, indices: Tensor) -> Pictures:
+        """Some of the images."""
+        labels = None if self.labels is None else self.labels[indices]
+        return Pictures(self.images[indices], labels, self.unreadable)
+
+
+def normalise(images: Tensor) -> Tensor:
+    """From bytes to [-1, 1], with the example's own arithmetic.
+
+    Example:
+        >>> normalise(torch.tensor([0, 255], dtype=torch.uint8))
+        tensor([-1.,  1.])
+    """
+    return images.float().div(255).sub(0.5).div(0.5)
+
+
+def as_bytes(images: Tensor) -> Tensor:
+    """From [-1, 1] to bytes, rounded.
+
+    Example:
+        >>> as_bytes(torch.tensor([-1.0, 0.0, 1.0]))
+        tensor([  0, 128, 255], dtype=torch.uint8)
+    """
+    return images.float().mul(0.5).add(0.5).mul(255).add(0.5).clamp(0, 255).to(torch.uint8)
+
+
+def mnist(data: Path, download: bool) -> Pictures:
+    """The 60,000 training images of MNIST, from `data/mnist` as torchvision lays it out.
+
+    Raises:
+        ExperimentError: they are not there, or torchvision cannot read them.
+    """
+    return _standard("MNIST", data / "mnist", download, "L")
+
+
+def cifar10(data: Path, download: bool) -> Pictures:
+    """The 50,000 training images of CIFAR-10, from `data/cifar10` as torchvision lays it out.
+
+    Raises:
+        ExperimentError: they are not there, or torchvision cannot read them.
+    """
+    return _standard("CIFAR10", data / "cifar10", download, "RGB")
+
+
+def _standard(kind: str, root: Path, download: bool, mode: str) -> Pictures:
+    """A data set of torchvision, or a copy of it as arrays: `train.npz` with images and labels."""
+    arrays = root / "train.npz"
+    if arrays.exists():
+        return _from_arrays(arrays, mode)
+    from torchvision import datasets
+
+    try:
+        stored = getattr(datasets, kind)(str(root), train=True, download=download)
+    except (RuntimeError, OSError, ValueError) as error:
+        if download:
+            raise ExperimentError(
+                f"{kind} cannot be fetched into {root} ({error}); look at the connection, or put "
+                f"the data there by hand"
+            ) from error
+        raise ExperimentError(
+            f"{kind} is not in {root}, or damaged; fetch it with --download, or point --data to "
+            f"the folder that holds {root.name}/"
+        ) from error
+    pixels = stored.data.numpy() if isinstance(stored.data, Tensor) else stored.data
+    return Pictures(resize(pixels, mode), torch.as_tensor(stored.targets))
+
+
+def _from_arrays(path: Path, mode: str) -> Pictures:
+    import numpy as np
+
+    try:
+        with np.load(path) as file:
+            pixels, labels = file["images"], file["labels"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ExperimentError(
+            f"{path} cannot be read ({error}); it must hold the arrays images, (n, height, width) "
+            f"or (n, height, width, 3) as bytes, and labels, (n,)"
+        ) from None
+    if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4) or len(pixels) != len(labels):
+        raise ExperimentError(
+            f"{path} holds images of shape {pixels.shape} and type {pixels.dtype}, and "
+            f"{len(labels)} labels; it must hold bytes, and one label an image"
+        )
+    return Pictures(resize(pixels, mode), torch.from_numpy(labels.astype(np.int64)))
+
+
+def digits(channels: int) -> Pictures:
+    """Scikit-learn's 1,797 handwritten digits, for tiny runs."""
+    import numpy as np
+    from sklearn.datasets import load_digits
+
+    values, labels = load_digits(return_X_y=True)
+    pixels = np.round(values.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    mode = "L" if channels == 1 else "RGB"
+    return Pictures(resize(pixels, mode), torch.from_numpy(labels.astype(np.int64)))
+
+
+def folder(path: Path, channels: int, skip_unreadable: bool = False) -> Pictures:
+    """All images under a folder; where every one lies in a subfolder, its name is the class.
+
+    Args:
+        path: the folder.
+        channels: 1 to make the images grey, 3 to make them coloured.
+        skip_unreadable: leave out files that cannot be read, instead of stopping.
+
+    Raises:
+        ExperimentError: there is no such folder, or no image in it.
+        UnreadableSampleError: an image cannot be read.
+    """
+    from PIL import Image
+
+    if not path.is_dir():
+        raise ExperimentError(
+            f"there is no folder {path}; name the folder of the images with --set folder=PATH"
+        )
+    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+    images, kept, unreadable = [], [], []
+    for file in files:
+        try:
+            with Image.open(file) as image:
+                images.append(_resized(image, "L" if channels == 1 else "RGB"))
+                kept.append(file)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            if not skip_unreadable:
+                raise UnreadableSampleError(
+                    f"{file} cannot be read ({error}); mend or remove it, or leave such files out "
+                    f"with --set unreadable=skip"
+                ) from None
+            unreadable.append(str(file))
+    if not images:
+        found = f"none of its {len(files)} images can be read" if files else "it holds no image"
+        raise ExperimentError(f"{path} cannot be trained on: {found}")
+    return Pictures(torch.stack(images), _classes(path, kept), tuple(unreadable))
+
+
+def _classes(root: Path, files: list[Path]) -> Tensor | None:
+    names = [file.relative_to(root).parts[0] for file in files if file.parent != root]
+    known = {name: number for number, name in enumerate(sorted(set(names)))}
+    if len(names) < len(files) or len(known) < 2:
+        return None
+    return torch.tensor([known[name] for name in names])
+
+
+def resize(pixels: Iterable[Any], mode: str) -> Tensor:
+    """Images of 64 px from arrays `(height, width)` or `(height, width, 3)` of bytes."""
+    from PIL import Image
+
+    return torch.stack([_resized(Image.fromarray(array), mode) for array in pixels])
+
+
+def _resized(image: Any, mode: str) -> Tensor:
+    """An image as the example's `Resize(64)` and `CenterCrop(64)` make it, `(channels, 64, 64)`."""
+    from torchvision.transforms import functional
+
+    image = functional.resize(image.convert(mode), [SIDE])
+    pixels: Tensor = functional.pil_to_tensor(functional.center_crop(image, [SIDE]))
+    return pixels

@@ -1,0 +1,151 @@
+"""A user's own images: folders of classes, or data sets that a function returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from atomsep.experiments.entry_points import is_entry_point, load_entry_point
+from atomsep.experiments.errors import ExperimentError, unknown
+from atomsep.experiments.images.data import ImageFiles, Sets
+from atomsep.experiments.splits import hold_out
+from atomsep.experiments.task import Context
+
+LAYOUT = "FOLDER/train/CLASS/*.jpg and FOLDER/val/CLASS/*.jpg, or FOLDER/CLASS/*.jpg"
+HELD_OUT = ("val", "test")
+TEST_SHARE, VALIDATION_SHARE = 0.2, 0.1
+
+
+def read_imagenet(context: Context) -> Sets:
+    """ImageNet, or another folder of its layout; validation: a tenth of train.
+
+    Raises:
+        ExperimentError: the data is not there, or of another layout.
+    """
+    folder = Path(context.settings.folder or context.data / "imagenet")
+    if not folder.exists():
+        download = " ImageNet cannot be fetched with --download." if context.download else ""
+        raise ExperimentError(
+            f"there is no folder {folder};{download} put ImageNet there as train/CLASS/*.JPEG and "
+            f"val/CLASS/*.JPEG, or name another ImageFolder with --set folder=FOLDER"
+        )
+    return read_folder(folder, validation=context.validation)
+
+
+def read_own_images(context: Context) -> Sets:
+    """The images of `folder`, or of the function that it names.
+
+    Raises:
+        ExperimentError: `folder` is not set, or holds something else.
+    """
+    folder = context.settings.folder
+    if not folder:
+        raise ExperimentError(f"say where the images are with --set folder=FOLDER: {LAYOUT}")
+    if is_entry_point(folder) and not Path(folder).exists():
+        return _returned(folder, load_entry_point("folder", folder)(), context.validation)
+    return read_folder(Path(folder), validation=context.validation)
+
+
+def read_folder(folder: Path, *, validation: bool = False) -> Sets:
+    """Folders of classes: with train/ and val/ (or test/), or without and split 80 to 20.
+
+    Args:
+        folder: what holds them.
+        validation: hold out a tenth of the training samples instead.
+
+    Raises:
+        ExperimentError: the folder has another layout, a class without an image, or one class.
+    """
+    if not folder.is_dir():
+        raise ExperimentError(f"there is no folder {folder}; name one of the layout {LAYOUT}")
+    if not any(folder.iterdir()):
+        raise ExperimentError(f"the folder {folder} is empty; its layout must be {LAYOUT}")
+    if (folder / "train").is_dir():
+        train = _read_classes(folder / "train")
+        held = next((folder / name for name in HELD_OUT if (folder / name).is_dir()), None)
+        if held is None:
+            raise ExperimentError(
+                f"{folder} has train/ but neither val/ nor test/; its layout must be {LAYOUT}"
+            )
+        test = _read_classes(held, train.classes)
+    else:
+        whole = _read_classes(folder)
+        parts = hold_out(whole, whole.labels, TEST_SHARE, "test")
+        train, test = (_pick(whole, part.indices) for part in parts)
+    if validation:
+        return hold_out(train, train.labels, VALIDATION_SHARE, "validation")
+    return train, test
+
+
+def _pick(files: ImageFiles, indices: Sequence[int]) -> ImageFiles:
+    chosen = [(files.files[index], files.labels[index]) for index in indices]
+    return ImageFiles(*zip(*chosen, strict=True), classes=files.classes)  # type: ignore[misc]
+
+
+def _read_classes(folder: Path, classes: Sequence[str] | None = None) -> ImageFiles:
+    """All images of a folder of classes; `classes` are those to expect."""
+    from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
+
+    found = sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
+    if not found:
+        raise ExperimentError(f"{folder} holds no class folders; the layout must be {LAYOUT}")
+    for name in found:
+        if classes is not None and name not in classes:
+            raise unknown(f"class to train on for {folder / name}:", name, classes)
+    names = list(classes or found)
+    numbers = {name: number for number, name in enumerate(names) if name in found}
+    listed = make_dataset(str(folder), numbers, IMG_EXTENSIONS, allow_empty=True)
+    empty = [name for name in numbers if numbers[name] not in {label for _, label in listed}]
+    if not listed:
+        raise ExperimentError(
+            f"the class folders of {folder} hold no images ({', '.join(IMG_EXTENSIONS)}); the "
+            f"layout must be {LAYOUT}"
+        )
+    if empty:
+        raise ExperimentError(f"{folder / empty[0]} holds no images; fill it or remove it")
+    if len(names) < 2:
+        raise ExperimentError(
+            f"{folder} holds one class only, {names[0]!r}; a classifier needs two"
+        )
+    return ImageFiles([Path(file) for file, _ in listed], [label for _, label in listed], names)
+
+
+class OwnImages:
+    """A user's own data set: `dataset[index]` is an image of Pillow and its label."""
+
+    def __init__(self, dataset: Any, classes: Sequence[str] | None = None) -> None:
+        self.dataset = dataset
+        targets = getattr(dataset, "targets", None)
+        if targets is None:
+            targets = [dataset[index][1] for index in range(len(dataset))]
+        self.labels = [int(label) for label in targets]
+        own = classes or getattr(dataset, "classes", None)
+        self.classes: Sequence[str] = list(own or map(str, range(max(self.labels, default=0) + 1)))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def load(self, index: int) -> tuple[Any, int]:
+        """The image and its label."""
+        return self.dataset[index][0].convert("RGB"), self.labels[index]
+
+    def name(self, index: int) -> str:
+        """Its number."""
+        return f"sample {index}"
+
+
+def _returned(entry: str, sets: Any, validation: bool) -> Sets:
+    try:
+        train = OwnImages(sets[0])
+        test = OwnImages(sets[1], train.classes)
+    except (TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
+        raise ExperimentError(
+            f"folder={entry} must return two data sets, to train and to test on, whose items are "
+            f"an image of Pillow and a label ({error})"
+        ) from error
+    if min(len(train), len(test)) == 0 or len(train.classes) < 2:
+        raise ExperimentError(f"folder={entry} must return samples of two classes at least")
+    if validation:
+        return hold_out(train, train.labels, VALIDATION_SHARE, "validation")
+    return train, test

@@ -1,0 +1,1 @@
+"""Many runs: in parallel, searched over, compared."""

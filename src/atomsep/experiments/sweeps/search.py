@@ -1,0 +1,270 @@
+"""The paper's protocol of choosing settings.
+
+First the learning rate, by the plain method; then the weight of each method's loss, at that rate.
+The best mean of the experiment's metric over the search's seeds wins, on samples held out of the
+training set: the test samples are never looked at, and the seeds are none of those reported. A
+learning rate that was set by hand is held, and the weights alone are searched for.
+
+Every trial is a run on disk like any other, so a search that was stopped goes on where it was.
+`search.json` in the experiment's folder of runs holds all trials and what was chosen.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.registry import run_key
+from atomsep.experiments.runs import RunKey, saying, write_whole
+from atomsep.experiments.sweeps.sweep import OnEvent, SweepReport, run_sweep
+from atomsep.experiments.task import Experiment, main_metric
+from atomsep.experiments.training import Machine, StoppedError
+
+SEARCH_SEEDS = tuple(range(100, 105))
+"""Seeds of a search where none were asked for."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A method with one learning rate and weight over the seeds of the search.
+
+    Attributes:
+        method: its name.
+        learning_rate: of the optimiser.
+        weight: of the method's loss.
+        values: the metric by seed; a seed that failed is missing.
+        reason: why seeds failed, if any did. Then the trial cannot be chosen.
+    """
+
+    method: str
+    learning_rate: float
+    weight: float
+    values: dict[int, float]
+    reason: str = ""
+
+    @property
+    def mean(self) -> float:
+        """Mean of the metric."""
+        return mean(self.values.values())
+
+
+@dataclass
+class Search:
+    """What a search tried and chose.
+
+    Attributes:
+        experiment: its name.
+        metric: that it went by.
+        seeds: of the search.
+        held: settings that were changed by hand.
+        learning_rate: chosen, or held.
+        weights: chosen, by method. A method whose trials all failed has none.
+        trials: in the order tried.
+    """
+
+    experiment: str
+    metric: str
+    seeds: tuple[int, ...]
+    held: list[str] = field(default_factory=list)
+    learning_rate: float = 0.0
+    weights: dict[str, float] = field(default_factory=dict)
+    trials: list[Trial] = field(default_factory=list)
+
+    def assignments(self, method: str) -> list[str]:
+        """What was chosen for a method, as settings to change.
+
+        Example:
+            >>> search = Search("synthetic", "accuracy", (100,), [], 0.3, {"atom": 12.5})
+            >>> search.assignments("atom")
+            ['learning_rate=0.3', 'weight=12.5']
+        """
+        chosen = [f"learning_rate={self.learning_rate!r}"]
+        return chosen if method == "plain" else [*chosen, f"weight={self.weights[method]!r}"]
+
+    def record(self) -> dict[str, Any]:
+        """As it is written to disk."""
+        return asdict(self)
+
+
+def search(
+    experiment: Experiment,
+    methods: Iterable[str],
+    root: Path,
+    machine: Machine | None = None,
+    jobs: int = 1,
+    on_event: OnEvent = lambda event: None,
+    *,
+    seeds: Sequence[int] = SEARCH_SEEDS,
+    reported: Iterable[int] = (),
+    assignments: Sequence[str] = (),
+    tiny: bool = False,
+) -> Search:
+    """Choose the learning rate and the methods' weights, and write `search.json`.
+
+    Args:
+        experiment: the row of the paper.
+        methods: whose weights to choose; "plain" has none.
+        root: the folder of all runs.
+        machine: where to run.
+        jobs: how many trials at a time.
+        on_event: is told what happens; see `run_sweep`.
+        seeds: of the search.
+        reported: seeds that the search must keep off.
+        assignments: settings to change, as `key=value`. With a learning rate among them, that one
+            is held.
+        tiny: the form on embedded data.
+
+    Raises:
+        ExperimentError: seeds overlap, a weight was set, there is nothing to search, or every
+            trial of the plain method failed.
+        StoppedError: it was interrupted; what was trained is kept.
+    """
+    given = {assignment.partition("=")[0].strip().replace("-", "_") for assignment in assignments}
+    if "weight" in given:
+        raise ExperimentError("--search chooses the weight; leave out --set weight=…")
+    common = sorted(set(seeds) & set(reported))
+    if common:
+        raise ExperimentError(
+            f"seed {common[0]} is both reported and searched on; keep --search-seeds apart from "
+            f"--seeds"
+        )
+    rates = () if "learning_rate" in given else experiment.learning_rates
+    others = [method for method in dict.fromkeys(methods) if method != "plain"]
+    searcher = Searcher(experiment, root, tuple(seeds), tuple(assignments), tiny)
+
+    def run(keys: list[RunKey]) -> SweepReport:
+        return run_sweep(keys, root, machine, jobs, on_event)
+
+    return searcher.search(others, rates, run)
+
+
+class Searcher:
+    """A search under way."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        root: Path,
+        seeds: tuple[int, ...],
+        assignments: tuple[str, ...],
+        tiny: bool,
+    ) -> None:
+        self.experiment, self.assignments, self.tiny = experiment, assignments, tiny
+        self.found = Search(experiment.name, experiment.metric, seeds, list(assignments))
+        held = self._keys("plain", [])[0]
+        self.found.learning_rate = held.settings.learning_rate
+        self.path = replace(held, validation=False).folder(root).parents[1] / "search.json"
+
+    def search(
+        self,
+        methods: Sequence[str],
+        rates: Sequence[float],
+        run: Callable[[list[RunKey]], SweepReport],
+    ) -> Search:
+        """Try the rates, if there are any, and then the weights."""
+        found, up = self.found, self.experiment.higher_is_better
+        if rates:
+            self._try([self._keys("plain", [f"learning_rate={rate!r}"]) for rate in rates], run)
+            best = choose(found.trials, up)
+            if best is None:
+                raise ExperimentError(
+                    f"every learning rate failed, the last one because: {found.trials[-1].reason}"
+                )
+            found.learning_rate = best.learning_rate
+        rate = f"learning_rate={found.learning_rate!r}"
+        attempts = [] if rates else [self._keys("plain", [rate])]
+        attempts += [
+            self._keys(method, [rate, f"weight={weight!r}"])
+            for method in methods
+            for weight in weight_grid(self.experiment, method)
+        ]
+        self._try(attempts, run)
+        for method in methods:
+            best = choose((trial for trial in found.trials if trial.method == method), up)
+            if best is not None:
+                found.weights[method] = best.weight
+        self._write()
+        return found
+
+    def _keys(self, method: str, changes: list[str]) -> list[RunKey]:
+        changes = [*self.assignments, *changes]
+        return [
+            run_key(self.experiment, method, seed, changes, tiny=self.tiny, validation=True)
+            for seed in self.found.seeds
+        ]
+
+    def _try(
+        self, attempts: list[list[RunKey]], run: Callable[[list[RunKey]], SweepReport]
+    ) -> None:
+        report = run([key for keys in attempts for key in keys])
+        if report.stopped:
+            raise StoppedError(f"the search was stopped with {len(report.left)} trials left")
+        reasons = {id(failure.key): failure.reason for failure in report.failed}
+        results = {_name(result): result["metrics"] for result in report.results}
+        for keys in attempts:
+            values, reason = {}, ""
+            for key in keys:
+                metrics = results.get(_name(key.record()))
+                if metrics is None:
+                    reason = reasons.get(id(key), "the run has no result")
+                    continue
+                name = main_metric(self.experiment, metrics)
+                if math.isfinite(metrics[name]):
+                    values[key.seed] = metrics[name]
+                else:
+                    reason = f"{name} is {metrics[name]}"
+            settings = keys[0].settings
+            weight = settings.weight or 0.0
+            trial = Trial(keys[0].method, settings.learning_rate, weight, values, reason)
+            self.found.trials.append(trial)
+        self._write()
+
+    def _write(self) -> None:
+        with saying(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self.path, json.dumps(self.found.record(), indent=2) + "\n")
+
+
+def _name(record: Mapping[str, Any]) -> str:
+    """What tells a trial from the others of a search."""
+    fields = {name: record[name] for name in ("method", "seed", "settings")}
+    return json.dumps(fields, sort_keys=True)
+
+
+def weight_grid(experiment: Experiment, method: str) -> tuple[float, ...]:
+    """The weights to try for a method. Ablations of atom modeling share its grid.
+
+    Raises:
+        ExperimentError: the experiment has none.
+
+    Example:
+        >>> from atomsep.experiments.registry import find_experiment
+        >>> weight_grid(find_experiment("synthetic"), "atom-no-neutrality")[0]
+        12.5
+    """
+    grids = experiment.weight_grid
+    general = method.partition("-")[0]
+    grid = grids.get(method) or grids.get(general) or grids.get("")
+    if not grid:
+        raise ExperimentError(f"{experiment.name} has no weights to search; --set weight=…")
+    return grid
+
+
+def choose(trials: Iterable[Trial], higher_is_better: bool) -> Trial | None:
+    """The trial of the best mean; the first of equals; None if every one has a failed seed.
+
+    Example:
+        >>> values = {0.1: 0.7, 0.2: 0.9, 0.5: 0.8}
+        >>> trials = [Trial("atom", 0.3, weight, {100: value}) for weight, value in values.items()]
+        >>> choose(trials, higher_is_better=True).weight
+        0.2
+    """
+    whole = [trial for trial in trials if not trial.reason]
+    sign = 1 if higher_is_better else -1
+    return max(whole, key=lambda trial: sign * trial.mean, default=None)

@@ -1,0 +1,271 @@
+"""Many runs in parallel processes: what is done is skipped, and a failed one stops no other.
+
+Each process (see `worker`) trains one trial after another, so that it imports its libraries once.
+One that dies takes its trial with it and is replaced. Every trial is a run on disk, so a sweep that
+was stopped goes on with the same call.
+"""
+
+from __future__ import annotations
+
+import selectors
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.runs import Run, RunKey, saying
+from atomsep.experiments.sweeps.processes import WorkerProcess
+from atomsep.experiments.training import Machine
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something happened to a trial.
+
+    Attributes:
+        kind: "skipped" (it was done before), "started", "progressed", "finished" or "failed";
+            after Ctrl-C "stopping" (it writes a checkpoint) and "stopped".
+        key: the trial.
+        done: trials that ended, and the shares of those under way.
+        failed: how many of them failed.
+        total: all trials.
+        reason: why it failed.
+    """
+
+    kind: str
+    key: RunKey
+    done: float
+    failed: int
+    total: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A trial that failed: the last line of its error, and the file with the rest."""
+
+    key: RunKey
+    reason: str
+    log: Path
+
+
+@dataclass
+class SweepReport:
+    """How a sweep ended.
+
+    Attributes:
+        results: of all finished trials, in the order asked for.
+        skipped: how many of them were done before.
+        failed: trials that failed.
+        left: trials that were not finished because the sweep was stopped.
+    """
+
+    results: list[dict[str, Any]] = field(default_factory=list)
+    skipped: int = 0
+    failed: list[Failure] = field(default_factory=list)
+    left: list[RunKey] = field(default_factory=list)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was interrupted."""
+        return bool(self.left)
+
+
+OnEvent = Callable[[Event], None]
+
+
+def run_sweep(
+    trials: Iterable[RunKey],
+    root: Path,
+    machine: Machine | None = None,
+    jobs: int = 1,
+    on_event: OnEvent = lambda event: None,
+) -> SweepReport:
+    """Train every trial that is not done. Ctrl-C stops all with a checkpoint and returns.
+
+    Args:
+        trials: the runs; one that comes twice is trained once.
+        root: the folder of all runs.
+        machine: where to run.
+        jobs: how many at a time.
+        on_event: is told what happens, in the calling thread.
+
+    Returns:
+        The results, the failures, and what is left if it was stopped.
+
+    Raises:
+        ExperimentError: no worker can be started, or several devices a run were asked for.
+    """
+    machine = machine or Machine()
+    if jobs < 1:
+        raise ExperimentError(f"--jobs must be at least 1, not {jobs}")
+    if machine.devices > 1:
+        raise ExperimentError(
+            f"a sweep trains each run on one device, not on {machine.devices}; use the others with "
+            f"--jobs"
+        )
+    with saying(root):
+        root.mkdir(parents=True, exist_ok=True)
+    return Sweep({key.folder(root): key for key in trials}, root, machine, jobs, on_event).run()
+
+
+class Sweep:
+    """A sweep under way: hands trials to workers and hears what became of them."""
+
+    def __init__(
+        self,
+        trials: dict[Path, RunKey],
+        root: Path,
+        machine: Machine,
+        jobs: int,
+        on_event: OnEvent,
+    ) -> None:
+        self.trials, self.root, self.machine = trials, root, machine
+        self.jobs, self.on_event = jobs, on_event
+        self.waiting: deque[RunKey] = deque()
+        self.workers: list[WorkerProcess] = []
+        self.selector = selectors.DefaultSelector()
+        self.failed: dict[Path, Failure] = {}
+        self.ended = self.skipped = 0
+        self.stopping = False
+        self.unusable = ""
+        self.downloaded: set[str] = set()
+
+    def run(self) -> SweepReport:
+        """Train all; returns what came of it."""
+        self._skip_done()
+        self.jobs = min(self.jobs, len(self.waiting))
+        try:
+            for number in range(self.jobs):
+                self._hire(number)
+            while self.workers:
+                for worker in self.workers:
+                    if worker.ready and worker.key is None:
+                        self._give(worker)
+                self._attend()
+        except KeyboardInterrupt:
+            self._stop()
+        finally:
+            for worker in self.workers:
+                worker.end()
+            self.selector.close()
+        if self.waiting and not self.stopping:
+            raise ExperimentError(f"no worker can be started: {self.unusable}")
+        return self._report()
+
+    def _skip_done(self) -> None:
+        for folder, key in self.trials.items():
+            try:
+                result = Run(folder).read_result()
+            except ExperimentError as error:
+                self._fail(key, str(error))
+                continue
+            if result is None:
+                self.waiting.append(key)
+            else:
+                self.skipped += 1
+                self.ended += 1
+                self._say("skipped", key)
+
+    def _hire(self, number: int) -> None:
+        worker = WorkerProcess(number, self.jobs, self.machine.device)
+        self.workers.append(worker)
+        self.selector.register(worker.answers, selectors.EVENT_READ, worker)
+
+    def _give(self, worker: WorkerProcess) -> None:
+        """The next trial, or the end if there is none."""
+        if not self.waiting:
+            worker.dismiss()
+            return
+        name = self.waiting[0].experiment
+        if self.machine.download and name not in self.downloaded:
+            under_way = {other.key.experiment for other in self.workers if other.key is not None}
+            if name in under_way:
+                return  # one fetches the data, and the others wait until it trains
+        worker.give(self.waiting.popleft(), self.root, self.machine)
+
+    def _attend(self) -> None:
+        """Wait for answers, and act on them."""
+        for ready, _ in self.selector.select():
+            worker: WorkerProcess = ready.data
+            messages = worker.hear()
+            if messages is None:
+                self._bury(worker)
+            else:
+                for message in messages:
+                    self._act(worker, message)
+
+    def _act(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+        if "ready" in message:
+            worker.ready = True
+            return
+        key = worker.key
+        assert key is not None
+        if "total" in message:
+            self.downloaded.add(key.experiment)
+            kind = "started" if worker.share is None else "progressed"
+            worker.share = message["done"] / max(message["total"], 1)
+            self._say(kind, key)
+            return
+        worker.key = worker.share = None
+        if "finished" in message:
+            self.ended += 1
+            self._say("finished", key)
+        elif "failed" in message:
+            self._fail(key, message["failed"])
+        elif self.stopping:
+            self._say("stopped", key)
+        else:
+            self._fail(key, f"a signal from outside: {message['stopped']}")
+
+    def _bury(self, worker: WorkerProcess) -> None:
+        """A worker has ended: because it was told to, or with its trial."""
+        self.selector.unregister(worker.answers)
+        self.workers.remove(worker)
+        reason, key = worker.end(), worker.key
+        if self.stopping:
+            return
+        if not worker.ready:
+            self.unusable = reason
+        elif key is not None:
+            worker.key = worker.share = None
+            self._fail(key, reason)
+            if self.waiting:
+                self._hire(worker.number)
+
+    def _stop(self) -> None:
+        """Let the workers write checkpoints; a second Ctrl-C does not wait for them."""
+        self.stopping = True
+        try:
+            for worker in self.workers:
+                worker.dismiss()
+                if worker.key is not None:
+                    self._say("stopping", worker.key)
+            while self.workers:
+                self._attend()
+        except KeyboardInterrupt:
+            for worker in self.workers:
+                worker.process.kill()
+
+    def _fail(self, key: RunKey, reason: str) -> None:
+        folder = key.folder(self.root)
+        self.failed[folder] = Failure(key, reason, folder / "log.txt")
+        self.ended += 1
+        self._say("failed", key, reason)
+
+    def _say(self, kind: str, key: RunKey, reason: str = "") -> None:
+        done = self.ended + sum(worker.share or 0.0 for worker in self.workers)
+        self.on_event(Event(kind, key, done, len(self.failed), len(self.trials), reason))
+
+    def _report(self) -> SweepReport:
+        report = SweepReport(skipped=self.skipped, failed=list(self.failed.values()))
+        for folder, key in self.trials.items():
+            if folder not in self.failed:
+                result = Run(folder).read_result()
+                if result is None:
+                    report.left.append(key)
+                else:
+                    report.results.append(result)
+        return report

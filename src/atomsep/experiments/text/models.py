@@ -1,0 +1,120 @@
+"""Encoders of Hugging Face for sentences, and sentences as their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.text.data import Texts
+from atomsep.experiments.text.tiny import tiny_encoder
+
+TINY = "tiny"
+"""The model that needs no file: see `tiny_encoder`."""
+
+
+def load_encoder(
+    name: str, classes: int, texts: Sequence[str], *, download: bool = False
+) -> tuple[Any, Any]:
+    """A tokenizer, and an encoder with a fresh classifier on it.
+
+    Args:
+        name: of a model on the Hugging Face hub, or a folder; "tiny" for a small one with fresh
+            weights.
+        classes: number of them.
+        texts: to train on; the vocabulary of the small one.
+        download: fetch the model if it is not on this machine.
+
+    Raises:
+        ExperimentError: there is no such model, or it cannot be used.
+    """
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    if name == TINY and not Path(name).exists():
+        return tiny_encoder(texts, classes)
+    local = not download or Path(name).exists()
+    try:
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
+            model = AutoModelForSequenceClassification.from_pretrained(
+                name, num_labels=classes, local_files_only=local, ignore_mismatched_sizes=True
+            )
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        if Path(name).is_dir():
+            raise ExperimentError(
+                f"the folder {name} does not hold a model with its tokenizer as "
+                f"save_pretrained writes them ({reason})"
+            ) from error
+        advice = "see whether the name is right" if download else "pass --download to fetch it"
+        raise ExperimentError(
+            f"the model {name!r} cannot be loaded ({reason}); {advice}, or name a folder that "
+            f"holds a model with its tokenizer: --set model=FOLDER"
+        ) from error
+    if tokenizer.pad_token is None:
+        raise ExperimentError(
+            f"the tokenizer of {name!r} has no padding token, so that sentences cannot share a "
+            f"batch; take an encoder such as bert-base-cased"
+        )
+    return tokenizer, model
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what transformers prints while it loads."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+class Tokens:
+    """Sentences as token numbers, made once.
+
+    Args:
+        texts: the sentences.
+        tokenizer: of the model.
+        length: the longest; what is longer is cut.
+    """
+
+    def __init__(self, texts: Texts, tokenizer: Any, length: int) -> None:
+        self.texts = texts
+        self.classes: Sequence[str] = texts.classes
+        length = min(length, tokenizer.model_max_length)
+        rows = tokenizer(texts.texts, truncation=True, max_length=length)
+        self.rows = [{key: rows[key][i] for key in rows} for i in range(len(texts))]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def load(self, index: int) -> tuple[dict[str, list[int]], int]:
+        """The model's arguments, and the label."""
+        return self.rows[index], self.texts.labels[index]
+
+    def name(self, index: int) -> str:
+        """What to call it in a message."""
+        return self.texts.name(index)
+
+
+class Pad:
+    """Make a batch of sentences, padded to the longest of it."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        from transformers import DataCollatorWithPadding
+
+        self.pad = DataCollatorWithPadding(tokenizer)
+
+    def __call__(self, rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
+        """The model's arguments, each `(M, N)`."""
+        return dict(self.pad(rows))

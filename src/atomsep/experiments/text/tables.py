@@ -1,0 +1,111 @@
+"""A user's own sentences: a CSV or TSV file with a header, or lists that a function returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from atomsep.experiments.entry_points import is_entry_point, load_entry_point
+from atomsep.experiments.errors import ExperimentError, unknown
+from atomsep.experiments.task import Context
+from atomsep.experiments.text.data import VALIDATION_SHARE, Texts, TextSets, read_table
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+TEST_SHARE = 0.2
+
+Rows = list[tuple[str, str]]
+"""Sentences with the names of their classes."""
+
+
+def read_own_text(context: Context) -> TextSets:
+    """The samples of `file` and `test_file`, or of the function that `file` names.
+
+    Without a test file a fifth of the samples is held out. Validation: a tenth of the training
+    samples.
+
+    Raises:
+        ExperimentError: `file` is not set, or holds something else.
+    """
+    settings = context.settings
+    columns = (settings.text_column, settings.label_column)
+    if not settings.file:
+        raise ExperimentError(
+            "say where the sentences are with --set file=FILE.csv or FILE.tsv, and name the "
+            "columns with --set text_column=NAME and --set label_column=NAME"
+        )
+    test: Rows | None = None
+    if is_entry_point(settings.file) and not Path(settings.file).exists():
+        train, test = _returned(settings.file)
+    else:
+        train = _read_columns(Path(settings.file), *columns)
+        if settings.test_file:
+            test = _read_columns(Path(settings.test_file), *columns)
+    classes = _in_order({label for _, label in train})
+    if len(classes) < 2:
+        raise ExperimentError(
+            f"{settings.file} holds one class only, {classes[0]!r}; a classifier needs two"
+        )
+    samples = _as_texts(train, classes, settings.file)
+    if test is None:
+        samples, held_out = samples.held_out(TEST_SHARE, "test")
+    else:
+        held_out = _as_texts(test, classes, settings.test_file or settings.file)
+    return (
+        samples.held_out(VALIDATION_SHARE, "validation")
+        if context.validation
+        else (
+            samples,
+            held_out,
+        )
+    )
+
+
+def _read_columns(path: Path, text: str, label: str) -> Rows:
+    delimiter = DELIMITERS.get(path.suffix.lower())
+    if delimiter is None:
+        raise ExperimentError(f"{path} must be a .csv or .tsv file, or package.module:function")
+    rows = read_table(path, delimiter)
+    _, header = next(rows, (0, []))
+    for name in (text, label):
+        if header.count(name) != 1:
+            raise unknown(f"single column in {path}", name, header)
+    at_text, at_label = header.index(text), header.index(label)
+    found: Rows = []
+    for line, row in rows:
+        if len(row) != len(header):
+            raise ExperimentError(
+                f"{path}, line {line}: {len(row)} columns, but the header has {len(header)}"
+            )
+        found.append((row[at_text], row[at_label]))
+    if not found:
+        raise ExperimentError(f"{path} holds no samples below its header")
+    return found
+
+
+def _returned(entry: str) -> tuple[Rows, Rows]:
+    sets: Any = load_entry_point("file", entry)()
+    try:
+        train, test = ([(str(text), str(label)) for text, label in rows] for rows in sets)
+    except (TypeError, ValueError) as error:
+        raise ExperimentError(
+            f"file={entry} must return two lists, to train and to test on, of pairs of a text and "
+            f"a label ({error})"
+        ) from error
+    if not train or not test:
+        raise ExperimentError(f"file={entry} returned an empty list of samples")
+    return train, test
+
+
+def _in_order(labels: set[str]) -> list[str]:
+    """Classes in the order of their names, or of their numbers if they are numbers."""
+    whole = all(label.lstrip("+-").isdecimal() for label in labels)
+    return sorted(labels, key=int) if whole else sorted(labels)
+
+
+def _as_texts(rows: Rows, classes: Sequence[str], source: str) -> Texts:
+    numbers = {name: number for number, name in enumerate(classes)}
+    for _, label in rows:
+        if label not in numbers:
+            raise unknown(f"class to train on for the label in {source}:", label, classes)
+    return Texts([text for text, _ in rows], [numbers[label] for _, label in rows], classes, source)

@@ -1,0 +1,277 @@
+"""The GANs: training as in PyTorch's example, the method on the generator, what a run leaves."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from atomsep import AtomLoss
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.gan.dcgan import Discriminator, Generator
+from atomsep.experiments.gan.pictures import as_bytes, normalise
+from atomsep.experiments.gan.training import Gan
+from atomsep.experiments.randomness import generator, seed_step
+from atomsep.experiments.registry import find_experiment, run_key
+from atomsep.experiments.runs import Run, RunKey
+from atomsep.experiments.task import Context, main_metric
+from atomsep.experiments.training import Machine, make_fabric, train
+from atomsep.methods import VQ
+
+MNIST, CIFAR10, OWN = map(find_experiment, ("mnist-gan", "cifar10-gan", "own-gan"))
+FEW_CODES = ("method.codes=32",)
+"""Looking up 512 of them takes longer than the training."""
+
+PAIRS = [(experiment, method) for experiment in (MNIST, CIFAR10) for method in MNIST.methods]
+
+
+def tiny(experiment: Any, method: str = "plain", seed: int = 0, *settings: str) -> RunKey:
+    options = FEW_CODES if method == "vq" else ()
+    return run_key(experiment, method, seed, (*options, *settings), tiny=True)
+
+
+def bare(method: str = "plain", seed: int = 0, *settings: str) -> RunKey:
+    """A key for tests that compare no images: these features need no training."""
+    return tiny(MNIST, method, seed, "features=torch.nn:Flatten", *settings)
+
+
+def run(key: RunKey, root: Path, **machine: Any) -> dict[str, Any]:
+    return train(
+        find_experiment(key.experiment),
+        key,
+        root,
+        Machine(device="cpu", tensorboard=False, **machine),
+    )
+
+
+def task_of(key: RunKey, **context: Any) -> Gan:
+    fabric = make_fabric(Machine(device="cpu"), key.settings.precision)
+    seed_step(key.seed, "initial weights")
+    whole = Context(
+        *(key.settings, key.method, key.seed, fabric, Path("nowhere")),
+        tiny=key.tiny,
+        validation=key.validation,
+        **context,
+    )
+    task = find_experiment(key.experiment).build(whole)
+    assert isinstance(task, Gan)
+    return task
+
+
+@pytest.mark.parametrize(
+    ("experiment", "method"), PAIRS, ids=[f"{e.name}-{method}" for e, method in PAIRS]
+)
+def test_every_pair_trains(experiment: Any, method: str, tmp_path: Path) -> None:
+    key = tiny(experiment, method)
+    result = run(key, tmp_path)
+    names = {"discriminator", "generator"} | ({"method"} if method != "plain" else set())
+    first, last = Run(key.folder(tmp_path)).read_metrics()
+    assert names == set(last) - {"epoch", "seconds", "metrics"}
+    assert all(math.isfinite(line[name]) for line in (first, last) for name in names)
+    assert last["discriminator"] < first["discriminator"]
+    assert set(result["metrics"]) == {"frechet_classifier", "precision", "recall"}
+    assert result["metrics"]["frechet_classifier"] > 0
+    assert main_metric(experiment, result["metrics"]) == "frechet_classifier"
+    assert result["settings"]["weight"] == experiment.weights.get(method, 0.0)
+    atoms = method.startswith("atom")
+    assert result["files"] == ["samples.png", *(["importance.png"] if atoms else [])]
+    side = 8 * (64 + 2) + 2
+    with Image.open(key.folder(tmp_path) / "samples.png") as image:
+        assert image.size == (side, side)
+    if atoms:
+        with Image.open(key.folder(tmp_path) / "importance.png") as image:
+            assert image.size == (2 * side + 16, side)
+        if method == "atom":
+            assert last["method"] < first["method"]
+
+
+def by_the_example(task: Gan, steps: int, *, sigmoid: bool, criterion: Any = None) -> nn.Module:
+    """The example's loop, written out. With a criterion, the atom loss is added by hand."""
+    settings, dtype = task.settings, next(task.inner.parameters()).dtype
+    seed_step(task.seed, "initial weights")
+    netG = Generator(1, settings.width).to(dtype)
+    netD = Discriminator(1, settings.width).to(dtype)
+    hidden: list[Tensor] = []
+    netG.main[10].register_forward_hook(lambda *call: hidden.append(call[2].clone()))
+    bce = nn.BCELoss() if sigmoid else nn.BCEWithLogitsLoss()
+    judge = nn.Sequential(netD, nn.Sigmoid()) if sigmoid else netD
+    optimizerD = torch.optim.Adam(netD.parameters(), lr=0.0002, betas=(0.5, 0.999))
+    optimizerG = torch.optim.Adam(netG.parameters(), lr=0.0002, betas=(0.5, 0.999))
+    for step, batch in zip(range(steps), task.batches(0, 0), strict=False):
+        seed_step(task.seed, "step", 0, step)
+        real = ((batch.float() / 255 - 0.5) / 0.5).to(dtype)
+        size = len(real)
+        netD.zero_grad()
+        bce(judge(real), torch.full((size,), 1, dtype=dtype)).backward()
+        fake = netG(torch.randn(size, 100, 1, 1).to(dtype))
+        bce(judge(fake.detach()), torch.full((size,), 0, dtype=dtype)).backward()
+        optimizerD.step()
+        netG.zero_grad()
+        loss = bce(judge(fake), torch.full((size,), 1, dtype=dtype))
+        if criterion is not None:
+            loss = loss + criterion(hidden[-1].flatten(2).transpose(1, 2))
+        loss.backward()
+        optimizerG.step()
+    return netG
+
+
+def trained(task: Gan, steps: int) -> nn.Module:
+    for step, batch in zip(range(steps), task.batches(0, 0), strict=False):
+        seed_step(task.seed, "step", 0, step)
+        task.step(batch, 0.0)
+    return task.inner
+
+
+def test_a_step_is_the_examples_to_the_last_bit() -> None:
+    task = task_of(bare())
+    expected = by_the_example(task, 3, sigmoid=False).state_dict()
+    for name, value in trained(task, 3).state_dict().items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_the_sigmoid_may_be_part_of_the_loss() -> None:
+    task = task_of(bare("plain", 1, "precision=64-true"))
+    expected = by_the_example(task, 3, sigmoid=True).state_dict()
+    for name, value in trained(task, 3).state_dict().items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-7)  # a step is 2e-4
+
+
+def test_the_method_is_added_to_the_generators_loss() -> None:
+    task = task_of(bare("atom", 1, "precision=64-true", "weight=0.7"))
+    loss = AtomLoss()
+    expected = by_the_example(task, 3, sigmoid=False, criterion=lambda x: 0.7 * loss(x))
+    plain = by_the_example(task, 3, sigmoid=False).state_dict()
+    differs = False
+    for name, value in trained(task, 3).state_dict().items():
+        torch.testing.assert_close(value, expected.state_dict()[name], rtol=0, atol=1e-6)
+        differs |= not torch.allclose(value, plain[name], rtol=0, atol=1e-5)
+    assert differs
+
+
+def test_vq_puts_codes_in_the_layers_place_and_learns_them() -> None:
+    task = task_of(bare("vq"))
+    method = task.on_layer.method
+    assert isinstance(method, VQ)
+    assert method.codes.shape == (32, 8)
+    before = method.codes.detach().clone()
+    seen: list[Tensor] = []
+    task.inner.main[11].register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
+    trained(task, 2)
+    assert not torch.equal(before, method.codes)
+    assert any(
+        method.codes is p for g in task.generator_optimiser.param_groups for p in g["params"]
+    )
+    task.sample(torch.randn(4, 100, 1, 1))
+    tokens = seen[-1].flatten(2).transpose(1, 2).flatten(0, 1)
+    assert (tokens.unsqueeze(1) == method.codes.detach()).all(2).any(1).all()
+
+
+@pytest.mark.parametrize("method", ["atom", "vq"])
+def test_a_crashed_run_goes_on_as_if_nothing_had_happened(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = tiny(MNIST, method, 0, "train_samples=128", "evaluate_every=1")
+    unbroken = run(key, tmp_path / "unbroken")
+    step, calls = Gan.step, iter(range(100))
+
+    def crashing(task: Gan, batch: Tensor, progress: float) -> Any:
+        if next(calls) == 6:  # the third of the second epoch
+            raise MemoryError
+        return step(task, batch, progress)
+
+    monkeypatch.setattr(Gan, "step", crashing)
+    with pytest.raises(MemoryError):
+        run(key, tmp_path / "broken", checkpoint_seconds=0)
+    again = run(key, tmp_path / "broken")
+    assert next(calls) == 9  # six steps before, two after
+    assert again["metrics"] == unbroken["metrics"]
+    models = [
+        torch.load(Run(key.folder(tmp_path / name)).model, weights_only=True)
+        for name in ("broken", "unbroken")
+    ]
+    assert set(models[0]) == {"generator", "discriminator"}
+    for name, state in models[0].items():
+        for entry, value in state.items():
+            assert torch.equal(value, models[1][name][entry]), (name, entry)
+
+
+def test_one_seed_repeats_and_two_differ() -> None:
+    results = [
+        trained(task_of(bare("sscl", seed)), 1).main[0].weight.detach() for seed in (0, 0, 1)
+    ]
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+
+
+def test_bf16_trains() -> None:
+    task = task_of(bare("atom", 0, "precision=bf16-mixed"))
+    [batch, *_] = task.batches(0, 0)
+    parts = task.step(batch, 0.0)
+    assert all(part.isfinite() and part.dtype == torch.float32 for part in parts.values())
+    assert task.sample(torch.randn(4, 100, 1, 1)).dtype == torch.uint8
+
+
+def test_metrics_are_of_as_many_samples_as_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_of(bare("plain", 0, "samples=50"))
+    seen: list[Tensor] = []
+    monkeypatch.setattr(task.fidelity, "compare", lambda images: seen.append(images) or {})
+    task.evaluate()
+    task.evaluate()
+    assert seen[0].shape == (50, 1, 64, 64)
+    assert torch.equal(seen[0], seen[1])  # the same noise every time
+    # The statistics are those of a whole batch, though the last one was cut.
+    noise = torch.randn(64, 100, 1, 1, generator=generator(0, "samples"))
+    with torch.no_grad():
+        whole = torch.cat([task.inner(part) for part in noise.split(32)])
+    assert torch.equal(seen[0], as_bytes(whole)[:50])
+
+
+def test_a_search_compares_with_images_that_were_not_trained_on() -> None:
+    key = run_key(
+        MNIST,
+        "plain",
+        0,
+        ["train_samples=0", "features=torch.nn:Flatten"],
+        tiny=True,
+        validation=True,
+    )
+    task = task_of(key)
+    assert (len(task.images), len(task.fidelity.real)) == (1618, 179)
+    rows = {image.numpy().tobytes() for image in task.images}
+    assert sum(image.numpy().tobytes() in rows for image in task.fidelity.real) < 5  # twins
+
+
+def test_own_images(tmp_path: Path) -> None:
+    for number, shade in enumerate(torch.linspace(0, 255, 12).tolist()):
+        folder = tmp_path / "images" / ("dark" if shade < 128 else "light")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (70 + number, 90), (int(shade), 0, 255)).save(folder / f"{number}.png")
+    settings = [f"folder={tmp_path / 'images'}", "epochs=1", "batch=4", "samples=4"]
+    key = run_key(OWN, "atom", 0, settings, tiny=True)
+    result = run(key, tmp_path / "runs")
+    assert result["metrics"]["frechet_classifier"] > 0
+    for settings, message in (
+        (["folder=", "width=4"], "name it: --set folder=PATH"),
+        (["channels=2"], "channels must be 1"),
+        ([f"folder={tmp_path / 'none'}"], "there is no folder"),
+    ):
+        key = run_key(OWN, "plain", 0, [*settings, "features=classifier"])
+        with pytest.raises(ExperimentError, match=message):
+            task_of(key)
+
+
+def test_bytes_and_back() -> None:
+    levels = torch.arange(256, dtype=torch.uint8)
+    assert torch.equal(as_bytes(normalise(levels)), levels)
+
+
+def test_missing_data_is_one_sentence(tmp_path: Path) -> None:
+    for experiment, name in ((MNIST, "MNIST"), (CIFAR10, "CIFAR10")):
+        key = run_key(experiment, "plain", 0)
+        with pytest.raises(ExperimentError, match=f"{name} is not in .*--download"):
+            run(key, tmp_path, data=tmp_path)

@@ -1,0 +1,150 @@
+"""Training images from the layouts that users have."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import datasets, transforms
+
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.gan.pictures import cifar10, digits, folder, mnist
+from atomsep.experiments.loading import UnreadableSampleError
+
+EXAMPLE = transforms.Compose(
+    [transforms.Resize(64), transforms.CenterCrop(64), transforms.ToTensor()]
+)
+"""What PyTorch's DCGAN example does to an image before it normalises it."""
+
+
+def write_idx(path: Path, values: np.ndarray) -> None:
+    header = struct.pack(f">BBBB{values.ndim}I", 0, 0, 8, values.ndim, *values.shape)
+    path.write_bytes(header + values.astype(np.uint8).tobytes())
+
+
+def test_mnist_as_torchvision_lays_it_out(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (5, 28, 28)), np.array([3, 1, 4, 1, 5])
+    raw = tmp_path / "mnist" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part in ("train", "t10k"):
+        write_idx(raw / f"{part}-images-idx3-ubyte", images)
+        write_idx(raw / f"{part}-labels-idx1-ubyte", labels)
+    found = mnist(tmp_path, download=False)
+    assert found.images.shape == (5, 1, 64, 64)
+    assert found.labels is not None
+    assert found.labels.tolist() == labels.tolist()
+    stored = datasets.MNIST(str(tmp_path / "mnist"), transform=EXAMPLE)
+    for index, (image, _) in enumerate(stored):
+        assert torch.equal(found.images[index].float() / 255, image)
+
+
+def test_cifar10_as_torchvision_lays_it_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    base = tmp_path / "cifar10" / "cifar-10-batches-py"
+    base.mkdir(parents=True)
+    contents = {
+        f"data_batch_{number}": {
+            "data": rng.integers(0, 256, (2, 3072), np.uint8),
+            "labels": [7, 2],
+        }
+        for number in range(1, 6)
+    }
+    contents["test_batch"] = contents["data_batch_1"]
+    contents["batches.meta"] = {"label_names": list("abcdefghij")}
+    sums = {}
+    for name, content in contents.items():
+        (base / name).write_bytes(pickle.dumps(content))
+        sums[name] = hashlib.md5((base / name).read_bytes()).hexdigest()
+    # Torchvision knows the sums of the whole files.
+    train = [[name, sums[name]] for name in sums if name.startswith("data")]
+    monkeypatch.setattr(datasets.CIFAR10, "train_list", train)
+    monkeypatch.setattr(datasets.CIFAR10, "test_list", [["test_batch", sums["test_batch"]]])
+    meta = {"filename": "batches.meta", "key": "label_names", "md5": sums["batches.meta"]}
+    monkeypatch.setattr(datasets.CIFAR10, "meta", meta)
+    found = cifar10(tmp_path, download=False)
+    assert found.images.shape == (10, 3, 64, 64)
+    assert found.labels is not None
+    assert found.labels.tolist() == [7, 2] * 5
+    for index, (image, _) in enumerate(
+        datasets.CIFAR10(str(tmp_path / "cifar10"), transform=EXAMPLE)
+    ):
+        assert torch.equal(found.images[index].float() / 255, image)
+
+
+def test_a_copy_as_arrays(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (4, 32, 32, 3), np.uint8)
+    path = tmp_path / "cifar10" / "train.npz"
+    path.parent.mkdir()
+    np.savez(path, images=images, labels=np.arange(4))
+    found = cifar10(tmp_path, download=False)
+    assert torch.equal(found.images[2].float() / 255, EXAMPLE(Image.fromarray(images[2])))
+    assert found.labels is not None
+    assert found.labels.tolist() == [0, 1, 2, 3]
+    np.savez(path, images=images / 255, labels=np.arange(4))
+    with pytest.raises(ExperimentError, match="type float64, and 4 labels; it must hold bytes"):
+        cifar10(tmp_path, download=False)
+    np.savez(path, pixels=images)
+    with pytest.raises(ExperimentError, match="must hold the arrays images"):
+        cifar10(tmp_path, download=False)
+    path.write_bytes(b"half a file")
+    with pytest.raises(ExperimentError, match="cannot be read"):
+        cifar10(tmp_path, download=False)
+
+
+def test_missing_and_damaged_data(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match="MNIST is not in .*--download.*--data"):
+        mnist(tmp_path, download=False)
+    base = tmp_path / "cifar10" / "cifar-10-batches-py"
+    base.mkdir(parents=True)
+    (base / "data_batch_1").write_bytes(b"half a file")
+    with pytest.raises(ExperimentError, match="CIFAR10 is not in .*, or damaged"):
+        cifar10(tmp_path, download=False)
+
+
+def test_any_folder_of_images(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name, shape in (("b/1.png", (70, 90, 3)), ("a/2.PNG", (100, 64)), ("a/x/3.jpg", (30, 40))):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, shape, np.uint8)).save(path)
+    (tmp_path / "a" / "notes.txt").write_text("no image")
+    found = folder(tmp_path, channels=3)
+    assert found.images.shape == (3, 3, 64, 64)
+    assert found.labels is not None
+    assert found.labels.tolist() == [0, 0, 1]
+    expected = EXAMPLE(Image.open(tmp_path / "b/1.png"))
+    assert torch.equal(found.images[2].float() / 255, expected)
+    assert folder(tmp_path, channels=1).images.shape == (3, 1, 64, 64)
+    assert folder(tmp_path / "b", channels=3).labels is None
+
+
+def test_images_that_cannot_be_read_are_named_and_counted(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match="it holds no image"):
+        folder(tmp_path, channels=3)
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    with pytest.raises(UnreadableSampleError, match="bad.png cannot be read.*unreadable=skip"):
+        folder(tmp_path, channels=3)
+    with pytest.raises(ExperimentError, match="none of its 1 images can be read"):
+        folder(tmp_path, channels=3, skip_unreadable=True)
+    Image.new("RGB", (64, 64)).save(tmp_path / "good.png")
+    found = folder(tmp_path, channels=3, skip_unreadable=True)
+    assert len(found) == 1
+    assert found.unreadable == (str(tmp_path / "bad.png"),)
+
+
+def test_the_digits_are_embedded() -> None:
+    found = digits(3)
+    assert found.images.shape == (1797, 3, 64, 64)
+    assert found.labels is not None
+    assert found.labels.unique().tolist() == list(range(10))
+    assert int(found.images.max()) == 255

@@ -1,0 +1,56 @@
+"""Speaks a worker's protocol without training, so that it starts at once.
+
+The seed says what becomes of a trial: 1 fails, 2 kills the process, 3 waits for the end of its
+input, all others finish. Prints the trial's start and end to the file in TRACE.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def answer(**message: object) -> None:
+    print(json.dumps(message), flush=True)
+
+
+def trace(word: str, key: dict[str, object]) -> None:
+    with open(os.environ["TRACE"], "a") as file:
+        file.write(f"{word} {key['method']} {key['seed']} {os.getpid()}\n")
+
+
+def main() -> None:
+    answer(ready=True)
+    for line in sys.stdin:
+        trial = json.loads(line)
+        key = trial["key"]
+        trace("begins", key)
+        if trial["machine"]["download"]:
+            time.sleep(0.3)
+        trace("trains", key)
+        answer(done=0, total=4)
+        answer(done=1, total=4)
+        if key["seed"] == 1:
+            answer(failed="out of luck")
+        elif key["seed"] == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif key["seed"] == 3:
+            sys.stdin.read()
+            answer(stopped="in epoch 1")
+        else:
+            text = json.dumps(key["settings"], sort_keys=True).encode()
+            digest = hashlib.blake2b(text, digest_size=4).hexdigest()
+            folder = Path(trial["root"], "synthetic-tiny", f"{key['method']}-{digest}")
+            folder = folder / f"seed-{key['seed']}"
+            folder.mkdir(parents=True)
+            (folder / "result.json").write_text(json.dumps({**key, "metrics": {"accuracy": 0.5}}))
+            answer(finished=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Sweeps: with a stub for the worker, and with real ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.registry import run_key
+from atomsep.experiments.runs import Run, RunKey
+from atomsep.experiments.sweeps import processes, sweep
+from atomsep.experiments.sweeps.processes import WorkerProcess, environment
+from atomsep.experiments.sweeps.sweep import Event, run_sweep
+from atomsep.experiments.synthetic.experiment import SYNTHETIC
+from atomsep.experiments.training import Machine, train
+
+STUB = Path(__file__).with_name("stub_worker.py")
+CPU = Machine(device="cpu", tensorboard=False, checkpoint_seconds=0)
+
+
+def trial(method: str, seed: int, *assignments: str) -> RunKey:
+    return run_key(SYNTHETIC, method, seed, assignments, tiny=True)
+
+
+@pytest.fixture
+def stubbed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], list[list[str]]]:
+    """Put the stub in the worker's place; returns what the stubs did so far."""
+    trace = tmp_path / "trace"
+    trace.touch()
+    monkeypatch.setenv("TRACE", str(trace))
+    monkeypatch.setattr(processes, "COMMAND", [sys.executable, str(STUB)])
+    return lambda: [line.split() for line in trace.read_text().splitlines()]
+
+
+def test_all_trials_are_tried_once(stubbed: Callable[[], list[list[str]]], tmp_path: Path) -> None:
+    trials = [trial(method, seed) for seed in (0, 1, 2, 4, 5) for method in ("plain", "atom")]
+    events: list[Event] = []
+    report = run_sweep([*trials, *trials[:3]], tmp_path, CPU, 2, events.append)
+
+    assert {(r["method"], r["seed"]) for r in report.results} == {
+        (key.method, key.seed) for key in trials if key.seed in (0, 4, 5)
+    }
+    reasons = {(failure.key.method, failure.key.seed): failure.reason for failure in report.failed}
+    assert reasons.keys() == {(m, s) for m in ("plain", "atom") for s in (1, 2)}
+    assert reasons["atom", 1] == "out of luck"
+    assert "ended by SIGKILL" in reasons["plain", 2]
+    assert not report.stopped
+    begun = [(method, seed) for word, method, seed, _ in stubbed() if word == "begins"]
+    assert len(begun) == len(set(begun)) == len(trials)
+    assert len({pid for *_, pid in stubbed()}) >= 3, "the dead are replaced"
+
+    done = [event.done for event in events if event.kind in ("finished", "failed")]
+    assert events[-1].total == len(trials)
+    assert events[-1].failed == 4
+    assert max(done) == len(trials)
+    assert all(0 <= event.done <= event.total for event in events)
+
+    again = run_sweep(trials, tmp_path, CPU, 2)
+    assert again.skipped == 6
+    assert len(again.results) == 6
+    assert len(again.failed) == 4, "what failed is tried again"
+
+
+def test_ctrl_c_stops_the_workers_and_keeps_what_is_done(
+    stubbed: Callable[[], list[list[str]]], tmp_path: Path
+) -> None:
+    trials = [trial("atom", seed) for seed in (0, 3, 4)]
+    kinds = []
+
+    def interrupt(event: Event) -> None:
+        kinds.append(event.kind)
+        if event.kind == "progressed" and event.key.seed == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    report = run_sweep(trials, tmp_path, CPU, 1, interrupt)
+    assert report.stopped
+    assert [r["seed"] for r in report.results] == [0]
+    assert [key.seed for key in report.left] == [3, 4]
+    assert kinds[-2:] == ["stopping", "stopped"]
+    assert not report.failed
+
+
+def test_one_trial_of_an_experiment_fetches_its_data(
+    stubbed: Callable[[], list[list[str]]], tmp_path: Path
+) -> None:
+    machine = Machine(device="cpu", download=True)
+    run_sweep([trial("atom", seed) for seed in (4, 5, 6)], tmp_path, machine, 2)
+    words = [word for word, *_ in stubbed()]
+    assert words[:2] == ["begins", "trains"], "the others begin when the first one trains"
+
+
+def test_a_broken_result_fails_alone(
+    stubbed: Callable[[], list[list[str]]], tmp_path: Path
+) -> None:
+    broken = trial("atom", 0)
+    broken.folder(tmp_path).mkdir(parents=True)
+    Run(broken.folder(tmp_path)).result.write_text("nonsense")
+    report = run_sweep([broken, trial("plain", 0)], tmp_path, CPU)
+    assert [r["method"] for r in report.results] == ["plain"]
+    assert "is not a result; remove it" in report.failed[0].reason
+
+
+def test_errors_are_sentences(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    key = trial("atom", 0)
+    with pytest.raises(ExperimentError, match="--jobs must be at least 1, not 0"):
+        run_sweep([key], tmp_path, CPU, 0)
+    with pytest.raises(ExperimentError, match="each run on one device, not on 4"):
+        run_sweep([key], tmp_path, Machine(devices=4))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ExperimentError, match="file cannot be written"):
+        run_sweep([key], tmp_path / "file", CPU)
+    broken = [sys.executable, "-c", "raise SystemExit('no such library')"]
+    monkeypatch.setattr(processes, "COMMAND", broken)
+    with pytest.raises(ExperimentError, match="no worker can be started: .*no such library"):
+        run_sweep([key], tmp_path, CPU, 2)
+    assert run_sweep([], tmp_path, CPU).results == []
+
+
+def test_cores_and_gpus_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert environment(0, 1, "cpu") == {}
+    assert environment(0, 3, "cpu") == {"OMP_NUM_THREADS": "2"}
+    assert environment(3, 16, "auto") == {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "1"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert environment(2, 1, "cuda")["CUDA_VISIBLE_DEVICES"] == "5"
+
+
+def test_real_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is killed in a trial, the next goes on and is stopped in another: nothing is lost."""
+    killed, bad, short = (
+        trial("atom", 0, "epochs=30"),
+        trial("atom", 2, "layer=x"),
+        trial("simclr", 1),
+    )
+    stopped, untouched = trial("plain", 0, "epochs=30"), trial("plain", 5)
+    hired: list[WorkerProcess] = []
+    kinds: list[str] = []
+
+    class Recorded(WorkerProcess):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            hired.append(self)
+
+    def disturb(event: Event) -> None:
+        kinds.append(event.kind)
+        if event.kind == "progressed" and event.key == killed:
+            hired[0].process.kill()
+        elif event.kind == "progressed" and event.key == stopped and "stopping" not in kinds:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(sweep, "WorkerProcess", Recorded)
+    trials = [killed, bad, short, stopped, untouched]
+    report = run_sweep(trials, tmp_path, CPU, 1, disturb)
+    assert len(hired) == 2
+    assert kinds[-1] == "stopped"
+    assert report.left == [stopped, untouched]
+    assert [failure.key for failure in report.failed] == [killed, bad]
+    assert "SIGKILL" in report.failed[0].reason
+    assert report.failed[1].reason.startswith("layer 'x' matches nothing")
+    assert "Traceback" in report.failed[1].log.read_text()
+
+    [result] = report.results
+    assert result["metrics"] == train(SYNTHETIC, short, tmp_path / "unbroken", CPU)["metrics"]
+    for key in (killed, stopped):
+        run = Run(key.folder(tmp_path))
+        state = run.load_checkpoint(torch.device("cpu"))
+        assert (0, 0) < (state["epoch"], state["step"]) < (30, 0)
+        unbroken = train(SYNTHETIC, key, tmp_path / "unbroken", CPU)
+        assert train(SYNTHETIC, key, tmp_path, CPU)["metrics"] == unbroken["metrics"]
+        lines, expected = (
+            [{**line, "seconds": 0} for line in Run(key.folder(root)).read_metrics()]
+            for root in (tmp_path, tmp_path / "unbroken")
+        )
+        assert lines == expected
