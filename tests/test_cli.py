@@ -132,6 +132,11 @@ def test_sweep_and_table_in_real_processes(
     for format in ("markdown", "latex", "csv"):
         assert call("table", "runs", "--format", format) == 0
         tables[format] = capfd.readouterr().out
+    assert call("table", "runs", "--out", "tables") == 0
+    assert "tables/mixtures-tiny.md, .tex, .csv" in capfd.readouterr().out
+    for format, ending in (("markdown", "md"), ("latex", "tex"), ("csv", "csv")):
+        written = (tmp_path / "tables" / f"mixtures-tiny.{ending}").read_text()
+        assert written.strip() in tables[format]
     assert "| Cross-Entropy" in tables["markdown"]
     assert r"\begin{tabular}" in tables["latex"]
     assert "experiment" in tables["csv"].splitlines()[0]

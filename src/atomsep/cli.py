@@ -243,12 +243,16 @@ def table(
     format: Annotated[
         str, typer.Option("--format", "-f", help="markdown, latex or csv.")
     ] = "markdown",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write each table to a file of its own here, in all three formats."),
+    ] = None,
 ) -> None:
     """Put finished runs into tables, beside the paper's own figures.
 
     Mean and deviation over seeds; against the plain method the paired difference, its bootstrap
     interval, and the t and Wilcoxon tests with Holm's correction. The tables go to the standard
-    output.
+    output, or with `--out` into files.
 
     Examples:
     - `atomsep table runs`
@@ -262,10 +266,28 @@ def table(
     results = find_results(runs)
     if not results:
         raise ExperimentError(f"no run under {runs} is finished")
-    print_tables(results, format)
+    if out is None:
+        print_tables(results, format)
+    else:
+        write_tables(results, out)
 
 
-FORMATS = ("markdown", "latex", "csv")
+FORMATS = {"markdown": ".md", "latex": ".tex", "csv": ".csv"}
+"""Formats of tables, and how their files end."""
+
+
+def write_tables(results: list[dict[str, Any]], folder: Path) -> None:
+    """Each table of results in a file for each format."""
+    from atomsep.display import say
+    from atomsep.experiments.runs import saying, write_whole
+    from atomsep.report.tables import build_tables
+
+    with saying(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for each in build_tables(results):
+        for format, ending in FORMATS.items():
+            write_whole(folder / f"{each.name}{ending}", getattr(each, format)())
+        say(Console(), f"{each.title}: {folder / each.name}.md, .tex, .csv")
 
 
 def print_tables(results: list[dict[str, Any]], format: str) -> None:
