@@ -11,10 +11,11 @@ import pytest
 
 from atomsep import demo
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.machine import Machine
 from atomsep.experiments.runs import RunKey, find_results
 from atomsep.experiments.sweeps.sweep import Failure, SweepReport, run_sweep
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
-from atomsep.experiments.training import Machine, train
+from atomsep.experiments.training import train
 
 
 def sweep_here(keys: Sequence[RunKey], root: Path, machine: Machine, *_: Any) -> SweepReport:

@@ -104,9 +104,10 @@ def train(
     - `atomsep train own-images --set folder=my/images --set weight=0.05`
     """
     from atomsep.display import TrainingDisplay, say
+    from atomsep.experiments.machine import Machine
     from atomsep.experiments.registry import find_experiment, run_key
     from atomsep.experiments.runs import Run
-    from atomsep.experiments.training import Machine, StoppedError
+    from atomsep.experiments.training import StoppedError
     from atomsep.experiments.training import train as train_run
 
     # With several devices, the other processes are started with this variable.
@@ -182,10 +183,11 @@ def sweep(
     - `atomsep sweep flowers --methods plain,atom --seeds 5 --search --download`
     """
     from atomsep.display import SweepDisplay, say
+    from atomsep.experiments.machine import Machine
     from atomsep.experiments.registry import find_experiment, run_key
     from atomsep.experiments.sweeps.search import search as search_settings
     from atomsep.experiments.sweeps.sweep import run_sweep
-    from atomsep.experiments.training import Machine, StoppedError
+    from atomsep.experiments.training import StoppedError
 
     console = Console()
     chosen = find_experiment(experiment)
@@ -194,6 +196,7 @@ def sweep(
     machine = Machine(device, 1, workers, data, download, checkpoint_seconds)
     assignments = list(set_ or ())
     changes = dict.fromkeys(names, assignments)
+    lost: list[str] = []
     try:
         if search:
             with SweepDisplay(console, "searching") as display:
@@ -205,7 +208,8 @@ def sweep(
                     tiny=tiny,
                 )
             console.print(search_table(found))
-            names = [name for name in names if name == "plain" or name in found.weights]
+            lost = [name for name in names if name != "plain" and name not in found.weights]
+            names = [name for name in names if name not in lost]
             changes = {name: [*assignments, *found.assignments(name)] for name in names}
         trials = [
             run_key(chosen, name, seed, changes[name], tiny=tiny)
@@ -233,7 +237,9 @@ def sweep(
     if report.results:
         print_tables(report.results, "markdown")
     say(console, f"{len(report.results)} runs are in {out}; tables: atomsep table {out}")
-    if report.failed:
+    if lost:
+        say(console, f"Left out, because every trial of their search failed: {', '.join(lost)}")
+    if report.failed or lost:
         raise typer.Exit(FAILED)
 
 
@@ -315,7 +321,7 @@ def list_(
     experiment: Annotated[str | None, typer.Argument(help="Show this one's settings.")] = None,
 ) -> None:
     """Show the experiments and methods, or the settings of one experiment."""
-    from atomsep.experiments.registry import EXPERIMENTS, find_experiment
+    from atomsep.experiments.registry import DEFAULT_WEIGHT, EXPERIMENTS, find_experiment
     from atomsep.experiments.settings import describe
     from atomsep.methods import METHODS
 
@@ -338,7 +344,7 @@ def list_(
     console.print(table)
     table = Table("method", "weight", "what", title="Methods")
     for name in chosen.methods:
-        weight = "" if name == "plain" else f"{chosen.weights.get(name, 0.1):g}"
+        weight = "" if name == "plain" else f"{chosen.weights.get(name, DEFAULT_WEIGHT):g}"
         what = chosen.plain if name == "plain" else METHODS[name].summary
         table.add_row(name, weight, what)
     console.print(table)

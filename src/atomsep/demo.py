@@ -19,13 +19,13 @@ from rich.table import Table
 
 from atomsep.display import SweepDisplay, counted, say
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.runs import RunKey, write_whole
 from atomsep.experiments.sweeps.comparison import deviation
 from atomsep.experiments.sweeps.sweep import SweepReport, run_sweep
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
 from atomsep.experiments.synthetic.mixtures import bayes_rate
-from atomsep.experiments.training import Machine
 from atomsep.report.figures import LABELS, write_figures
 from atomsep.report.groups import Group, average, group_results
 from atomsep.report.numbers import NONE, interval_text, p_text, signed, spread_text

@@ -19,10 +19,12 @@ from processes import start
 from torch import Tensor
 
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.machine import Machine, make_fabric
 from atomsep.experiments.registry import find_experiment, run_key
 from atomsep.experiments.runs import Run, RunKey
 from atomsep.experiments.task import Context, Task
-from atomsep.experiments.training import Machine, Silent, StoppedError, make_fabric, train
+from atomsep.experiments.training import StoppedError, train
+from atomsep.experiments.watching import Silent
 
 SYNTHETIC = find_experiment("synthetic")
 SAMPLED = ("method.pairs=sampled", "method.tokens=3")
@@ -131,16 +133,31 @@ def test_one_seed_repeats_and_two_differ(tmp_path: Path) -> None:
     assert first["last_epoch"]["cross-entropy"] != other["last_epoch"]["cross-entropy"]
 
 
-def test_all_methods_of_a_seed_start_from_the_same_model_and_samples(tmp_path: Path) -> None:
-    """With weight 0 every method is the plain one, draws of its own or not."""
-    plain = tiny("plain", 0)
-    run(plain, tmp_path)
-    for method in SYNTHETIC.methods[1:]:
+@pytest.mark.parametrize(
+    ("name", "methods"),
+    [
+        ("synthetic", SYNTHETIC.methods[1:]),
+        ("pets", ("rank-h", "simclr", "atom")),  # batch norm
+        ("cola", ("simcse", "mixcse", "atom")),  # dropout
+        ("mnist-gan", ("sscl", "atom")),
+    ],
+)
+def test_methods_differ_by_their_loss_alone(
+    tmp_path: Path, name: str, methods: tuple[str, ...]
+) -> None:
+    """With weight 0 every method is the plain one, whatever it draws or runs for itself."""
+    experiment = find_experiment(name)
+    states, metrics = {}, {}
+    for method in ("plain", *methods):
         options = SAMPLED if method.startswith("atom") else ()
-        key = tiny(method, 0, "weight=0", *options)
-        run(key, tmp_path)
-        for name, value in weights(key, tmp_path).items():
-            assert torch.equal(value, weights(plain, tmp_path)[name]), (method, name)
+        key = run_key(experiment, method, 0, ("weight=0", *options), tiny=True)
+        metrics[method] = train(experiment, key, tmp_path, Machine(tensorboard=False))["metrics"]
+        states[method] = torch.load(Run(key.folder(tmp_path)).model, weights_only=True)
+    for method in methods:
+        assert metrics[method] == metrics["plain"], method
+        for part, state in states["plain"].items():
+            for tensor, value in state.items():
+                assert torch.equal(value, states[method][part][tensor]), (method, tensor)
 
 
 @pytest.mark.parametrize("method", ["atom", "simclr"])
@@ -160,6 +177,29 @@ def test_a_crashed_run_goes_on_and_ends_bit_for_bit_as_an_unbroken_one(
     assert [without_times(x) for x in lines[0]] == [without_times(x) for x in lines[1]]
     for name, value in weights(key, tmp_path / "broken").items():
         assert torch.equal(value, weights(key, tmp_path / "unbroken")[name]), name
+
+
+@pytest.mark.parametrize(("name", "method"), [("pets", "simclr"), ("cola", "mixcse")])
+def test_images_and_text_go_on_bit_for_bit(tmp_path: Path, name: str, method: str) -> None:
+    experiment = find_experiment(name)
+    key = run_key(experiment, method, 0, ("evaluate_every=1",), tiny=True)
+    machine = Machine(tensorboard=False, workers=1, checkpoint_seconds=0)
+    unbroken = train(experiment, key, tmp_path / "unbroken", machine)
+    with pytest.raises(MemoryError):
+        train(experiment, key, tmp_path / "broken", machine, StopAt(1))
+    broken = train(experiment, key, tmp_path / "broken", machine)
+    assert broken["metrics"] == unbroken["metrics"]
+    for part, value in weights(key, tmp_path / "broken").items():
+        assert torch.equal(value, weights(key, tmp_path / "unbroken")[part]), part
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    key = tiny()
+    folder = key.folder(tmp_path)
+    folder.mkdir(parents=True)
+    (folder / "checkpoint.pt").write_bytes(b"PK\x03\x04 half of one")
+    with pytest.raises(ExperimentError, match="checkpoint.pt is damaged .* remove it, and the run"):
+        run(key, tmp_path)
 
 
 def train_with_checkpoints(key: RunKey, root: Path) -> None:
@@ -249,13 +289,23 @@ def test_tensorboard_gets_every_epoch_once(tmp_path: Path) -> None:
         assert sorted({event.step for event in events.Scalars(name)}) == [1, 2, 3]
 
 
+def hold_the_lock(folder: Path) -> None:
+    with Run(folder).locked():
+        (folder / "held").touch()
+        time.sleep(60)
+
+
 def test_two_processes_cannot_train_the_same_run(tmp_path: Path) -> None:
     key = tiny()
-    with (
-        Run(key.folder(tmp_path)).locked(),
-        pytest.raises(ExperimentError, match="another process is training in"),
-    ):
+    folder = key.folder(tmp_path)
+    process = start(hold_the_lock, folder)
+    while not (folder / "held").exists():
+        time.sleep(0.01)
+    with pytest.raises(ExperimentError, match="another process is training in"):
         run(key, tmp_path)
+    process.kill()
+    process.join()
+    assert run(key, tmp_path)["metrics"], "a killed process holds nothing"
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path) -> None:

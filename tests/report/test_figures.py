@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from atomsep.experiments.machine import Machine
 from atomsep.experiments.randomness import generator
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
 from atomsep.experiments.synthetic.mixtures import draw
-from atomsep.experiments.training import Machine, train
+from atomsep.experiments.training import train
 from atomsep.functional import equilibrium_distance, pair_energy
 from atomsep.report.figures import (
     accuracy_by_method,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.latent import MethodOnLayer
 from atomsep.experiments.loading import Batch, Feed
 from atomsep.experiments.randomness import seed_step
@@ -35,6 +37,26 @@ def scheduled(name: str, done: float, warmup: float = 0.0) -> float:
     if done < warmup:
         return done / warmup
     return SCHEDULES[name]((done - warmup) / (1 - warmup))
+
+
+@contextmanager
+def untouched_statistics(model: nn.Module) -> Iterator[None]:
+    """Batch norms use the statistics of their batch, and learn nothing from it for evaluation.
+
+    So that a method with a second view evaluates the same kind of model as one without.
+    """
+    norms = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats
+    ]
+    for norm in norms:
+        norm.track_running_stats = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True
 
 
 class Classification(Task):
@@ -69,6 +91,8 @@ class Classification(Task):
         clip: float = 0.0,
     ) -> None:
         super().__init__()
+        if not 0 <= warmup < 1:
+            raise ExperimentError(f"warmup must be a share below 1, not {warmup}")
         settings, self.fabric = context.settings, context.fabric
         self.seed, self.rate = context.seed, settings.learning_rate
         self.feed, self.held_out, self.metrics = feed, held_out, metrics
@@ -126,12 +150,16 @@ class Classification(Task):
 
     def _second_view(self, batch: Batch, progress: float) -> None:
         seed_step(self.seed, "second view", repr(progress))
-        self.logits(batch.inputs if batch.second is None else batch.second)
+        with untouched_statistics(self.inner):
+            self.logits(batch.inputs if batch.second is None else batch.second)
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """All metrics on the samples held out."""
         self.model.eval()
+        if self.fabric.world_size > 1:  # every process has batch statistics of its own
+            for buffer in self.inner.buffers():
+                torch.distributed.broadcast(buffer, src=0)
         metrics = {name: metric.to(self.fabric.device) for name, metric in self.metrics().items()}
         for batch in self.held_out():
             self.unreadable.update(batch.unreadable)

@@ -164,7 +164,11 @@ class _Augmented(Dataset[Any]):
         epoch, index = key
         try:
             stored, label = self.samples.load(index)
-        except (OSError, SyntaxError, ValueError) as error:
+        except Exception as error:
+            # Of Pillow the last one; its class cannot be named without importing it.
+            kinds = (OSError, SyntaxError, ValueError)
+            if not (isinstance(error, kinds) or type(error).__name__ == "DecompressionBombError"):
+                raise
             return f"{self.samples.name(index)} ({error})"
         views = []
         for purpose in ("augmentation", "second view")[: self.views]:

@@ -23,13 +23,13 @@ class PredictionEntropy(Metric):
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_state("total", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
         self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch; the labels have no say."""
         logs = logits.log_softmax(1)
-        self.total += -(logs.exp() * logs).sum(dtype=torch.float64)
+        self.total += -(logs.exp() * logs).sum()
         self.count += len(logits)
 
     def compute(self) -> Tensor:

@@ -90,7 +90,8 @@ class Run:
             file = open(self.folder / ".lock", "w")  # noqa: SIM115
         with file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Not flock, which processes that load data would hold on to for a while.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise ExperimentError(
                     f"another process is training in {self.folder}; wait for it, or choose another "
@@ -128,34 +129,51 @@ class Run:
         _save(dict(state), self.checkpoint)
 
     def save_model(self, parts: Mapping[str, Any]) -> None:
-        """Keep the trained models, without optimisers."""
-        models = {n: part.state_dict() for n, part in parts.items() if isinstance(part, nn.Module)}
+        """Keep the trained models and what a method learned, without optimisers."""
+        models = {}
+        for name, part in parts.items():
+            module = getattr(part, "method", part)  # of a method on a layer
+            if isinstance(module, nn.Module) and module.state_dict():
+                models[name] = module.state_dict()
         _save(models, self.model)
 
     def load_checkpoint(self, device: torch.device) -> dict[str, Any] | None:
         """The last checkpoint, or None."""
         if not self.checkpoint.exists():
             return None
-        state: dict[str, Any] = torch.load(self.checkpoint, map_location=device, weights_only=True)
+        try:
+            state: dict[str, Any] = torch.load(
+                self.checkpoint, map_location=device, weights_only=True
+            )
+            state["parts"], state["epoch"], state["step"]
+        except Exception as error:  # a damaged file can break its reader anywhere
+            raise ExperimentError(
+                f"{self.checkpoint} is damaged ({type(error).__name__}); remove it, and the run "
+                f"starts anew"
+            ) from error
         return state
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Write a file beside its place and then put it there, so that a reader finds it whole."""
+def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Write a file beside its place and then put it there, so that a reader finds it whole.
+
+    Not durable, a power cut may leave the old one.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part
-        with open(part, "rb") as file:
-            os.fsync(file.fileno())
+        if durable:
+            with open(part, "rb") as file:
+                os.fsync(file.fileno())
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
     """Write a text file so that a reader finds the old text or the new one, never a part."""
-    with saying(path), replacing(path) as part:
+    with saying(path), replacing(path, durable=durable) as part:
         part.write_text(text, encoding="utf-8")
 
 

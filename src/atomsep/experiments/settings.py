@@ -93,6 +93,11 @@ def change(settings: S, assignments: Sequence[str]) -> S:
         key = key.strip().replace("-", "_")
         if not equals:
             raise ExperimentError(f"{assignment!r} sets nothing; write key=value")
+        if key == "method":
+            raise ExperimentError(
+                f"{assignment!r} sets no method; choose one with --method, and its options with "
+                f"method.NAME=VALUE"
+            )
         if key.startswith("method."):
             options[key.removeprefix("method.")] = _literal(text)
         else:

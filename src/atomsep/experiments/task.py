@@ -61,9 +61,11 @@ class Task(ABC):
     Attributes:
         steps: batches an epoch.
         unreadable: samples that were left out because they could not be loaded, by name.
+        beside: the part of the loss that the method's is added to; "": all of them.
     """
 
     steps: int
+    beside: str = ""
 
     def __init__(self) -> None:
         self.unreadable: set[str] = set()

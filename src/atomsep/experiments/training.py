@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import signal
 import threading
 import time
-import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.machine import Machine, make_fabric
 from atomsep.experiments.randomness import seed_step
 from atomsep.experiments.runs import Run, RunKey, surroundings, write_whole
 from atomsep.experiments.task import Context, Experiment, Task
+from atomsep.experiments.watching import Meter, Silent, Watcher, interruptible
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -34,80 +33,8 @@ READ_EVERY = 0.5
 """Seconds between two looks at the loss; each waits for the device."""
 
 
-@dataclass(frozen=True)
-class Machine:
-    """Where and how to run. It does not decide the result, but for rounding."""
-
-    device: str = "auto"
-    devices: int = 1
-    workers: int = 0
-    data: Path = Path("data")
-    download: bool = False
-    checkpoint_seconds: float = 30.0
-    tensorboard: bool = True
-
-
-class Watcher(Protocol):
-    """Who is told how a run goes on."""
-
-    def started(self, key: RunKey, done: int, total: int) -> None:
-        """Training begins or goes on, with so many of all steps done."""
-
-    def ratio(self, ratio: float) -> None:
-        """The method's loss over the task's, at the first step of a run."""
-
-    def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
-        """So many steps are done; means of the loss's parts, samples a second."""
-
-    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Metrics after an epoch."""
-
-
-class Silent:
-    """A watcher that says nothing."""
-
-    def started(self, key: RunKey, done: int, total: int) -> None:
-        """Nothing."""
-
-    def ratio(self, ratio: float) -> None:
-        """Nothing."""
-
-    def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
-        """Nothing."""
-
-    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Nothing."""
-
-
 class StoppedError(Exception):
     """The run was asked to stop, and can go on from its checkpoint."""
-
-
-class Meter:
-    """Means of the loss's parts over an epoch, without waiting for the device."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, Tensor] = {}
-        self.count = 0
-
-    def add(self, parts: Mapping[str, Tensor]) -> None:
-        """Count one step."""
-        for name, value in parts.items():
-            value = value.double()
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
-        self.count += 1
-
-    def means(self) -> dict[str, float]:
-        """Mean of every part so far."""
-        return {name: float(total) / self.count for name, total in self.sums.items()}
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint needs."""
-        return {"sums": self.sums, "count": self.count}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
-        self.sums, self.count = state["sums"], state["count"]
 
 
 def train(
@@ -143,6 +70,7 @@ def train(
     with (
         run.locked() if fabric.is_global_zero else _nothing(),
         torch.random.fork_rng(devices=devices),
+        _same_threads(),
     ):
         seed_step(key.seed, "initial weights")
         task = experiment.build(
@@ -214,8 +142,10 @@ class Loop:
     def _train_epoch(self, start: float, stop: threading.Event) -> None:
         task, seed, looked = self.task, self.key.seed, time.monotonic()
         seen, since = 0, looked
+        # Data-parallel, no two processes may drop the same features.
+        rank = (self.fabric.global_rank,) if self.fabric.world_size > 1 else ()
         for batch in task.batches(self.epoch, self.step):
-            seed_step(seed, "step", self.epoch, self.step)
+            seed_step(seed, "step", self.epoch, self.step, *rank)
             parts = task.step(batch, self._done() / self.total)
             self.meter.add(parts)
             if self._done() == 0:
@@ -248,7 +178,8 @@ class Loop:
 
     def _report_ratio(self, parts: Mapping[str, Tensor]) -> None:
         if "method" in parts:
-            task = sum(abs(float(value)) for name, value in parts.items() if name != "method")
+            beside = [self.task.beside] if self.task.beside else parts.keys() - {"method"}
+            task = sum(abs(float(parts[name])) for name in beside)
             ratio = abs(float(parts["method"])) / max(task, 1e-12)
             self.about["loss_ratio"] = ratio
             self.watcher.ratio(ratio)
@@ -278,6 +209,7 @@ class Loop:
                     "lines": self.lines,
                     "seconds": time.monotonic() - start,
                     "loss_ratio": self.about.get("loss_ratio"),
+                    "unreadable": sorted(self.task.unreadable),
                 }
             )
         self.saved = time.monotonic()
@@ -293,8 +225,8 @@ class Loop:
             self.lines, self.seconds = state["lines"], state["seconds"]
             if state["loss_ratio"] is not None:
                 self.about["loss_ratio"] = state["loss_ratio"]
-        if self.fabric.is_global_zero:
-            write_whole(self.run.metrics, "".join(line + "\n" for line in self.lines))
+            self.task.unreadable.update(state["unreadable"])
+        self._write_lines()
 
     def _write_line(self, line: dict[str, Any], start: float, board: Any) -> None:
         for name, value in {**line, **line.get("metrics", {})}.items():
@@ -302,9 +234,12 @@ class Loop:
                 board(name, value, self.epoch + 1)
         line["seconds"] = round(time.monotonic() - start, 3)
         self.lines.append(json.dumps(line))
+        self._write_lines()
+
+    def _write_lines(self) -> None:
         if self.fabric.is_global_zero:
-            with open(self.run.metrics, "a", encoding="utf-8") as file:
-                file.write(self.lines[-1] + "\n")
+            text = "".join(line + "\n" for line in self.lines)
+            write_whole(self.run.metrics, text, durable=False)  # the checkpoint has them too
 
     @contextmanager
     def _board(self) -> Iterator[Any]:
@@ -340,62 +275,18 @@ class Loop:
         return result
 
 
-def make_fabric(machine: Machine, precision: str) -> Fabric:
-    """Device, precision and processes.
-
-    Raises:
-        ExperimentError: a GPU was asked for, and there is none.
-    """
-    from lightning.fabric import Fabric
-
-    device = machine.device
-    if device not in ("auto", "cpu", "cuda", "mps"):
-        raise ExperimentError(f"--device must be auto, cpu, cuda or mps, not {device!r}")
-    have = torch.cuda.device_count()
-    if device == "cuda" and have == 0:
-        raise ExperimentError(
-            "--device cuda was asked for, but torch sees no GPU; try --device cpu"
-        )
-    if device == "cuda" and machine.devices > have:
-        raise ExperimentError(
-            f"--devices {machine.devices} were asked for, but torch sees {have} of them"
-        )
-    fabric = Fabric(
-        accelerator=device,
-        devices=machine.devices,
-        precision=precision,  # type: ignore[arg-type]
-        strategy="ddp" if machine.devices > 1 else "auto",
-    )
-    if machine.devices > 1:
-        fabric.launch()
-    return fabric
+def _has_tensorboard() -> bool:
+    return importlib.util.find_spec("tensorboard") is not None
 
 
 @contextmanager
-def interruptible() -> Iterator[threading.Event]:
-    """Ctrl-C sets the event instead of breaking a step in two; a second one breaks it."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def stop(number: int, frame: types.FrameType | None) -> None:
-        event.set()
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-    for number in before:
-        signal.signal(number, stop)
+def _same_threads() -> Iterator[None]:
+    """As many threads at the end as before, whatever the task chose."""
+    threads = torch.get_num_threads()
     try:
-        yield event
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _has_tensorboard() -> bool:
-    return importlib.util.find_spec("tensorboard") is not None
+        torch.set_num_threads(threads)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from atomsep.methods.sscl import SSCL
 from atomsep.methods.vq import VQ
 
 __all__ = [
+    "ATOM_MODELING",
     "METHODS",
     "SSCL",
     "VQ",
@@ -120,6 +121,9 @@ METHODS: dict[str, Entry] = {
     ),
 }
 """All methods by name, in the order in which tables show them."""
+
+ATOM_MODELING = tuple(name for name in METHODS if name.startswith("atom"))
+"""Atom modeling and its ablations."""
 
 
 def make_method(name: str, *, features: int, seed: int = 0, **options: Any) -> Method | None:

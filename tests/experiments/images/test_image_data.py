@@ -15,9 +15,10 @@ from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.images.data import ImageFiles, decode, read_flowers, read_pets
 from atomsep.experiments.images.experiments import FLOWERS, IMAGENET, OWN_IMAGES, PETS
 from atomsep.experiments.images.folders import read_folder, read_imagenet, read_own_images
+from atomsep.experiments.machine import Machine, make_fabric
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.task import Context, Experiment
-from atomsep.experiments.training import Machine, make_fabric, train
+from atomsep.experiments.training import train
 
 QUICK = ("epochs=1", "batch=4", "image=16", "stages=1", "stem=cifar")
 

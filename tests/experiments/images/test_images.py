@@ -25,11 +25,12 @@ from atomsep.experiments.images.experiments import (
     metrics,
 )
 from atomsep.experiments.images.models import check_image_model, make_image_model
+from atomsep.experiments.machine import Machine, make_fabric
 from atomsep.experiments.registry import EXPERIMENTS, run_key
 from atomsep.experiments.runs import Run
 from atomsep.experiments.settings import override
 from atomsep.experiments.task import Context, Experiment
-from atomsep.experiments.training import Machine, make_fabric, train
+from atomsep.experiments.training import train
 
 PAIRS = [(experiment, method) for experiment in IMAGES for method in experiment.methods]
 

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.machine import Machine
 from atomsep.experiments.runs import RunKey
 from atomsep.experiments.sweeps import search as module
 from atomsep.experiments.sweeps.search import search
 from atomsep.experiments.sweeps.sweep import Failure, SweepReport
 from atomsep.experiments.synthetic import experiment as synthetic
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
-from atomsep.experiments.training import Machine, StoppedError, train
+from atomsep.experiments.training import StoppedError, train
 
 SMALL = replace(SYNTHETIC, learning_rates=(0.1, 0.3), weight_grid={"": (1.0, 2.0, 4.0)})
 

@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.runs import Run, RunKey
 from atomsep.experiments.sweeps import processes, sweep
 from atomsep.experiments.sweeps.processes import WorkerProcess, environment
 from atomsep.experiments.sweeps.sweep import Event, run_sweep
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
-from atomsep.experiments.training import Machine, train
+from atomsep.experiments.training import train
 
 STUB = Path(__file__).with_name("stub_worker.py")
 CPU = Machine(device="cpu", tensorboard=False, checkpoint_seconds=0)

@@ -15,13 +15,14 @@ import pytest
 
 from atomsep.experiments.download import fetch
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.machine import Machine, make_fabric
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.task import Context, Experiment
 from atomsep.experiments.text import data as text_data
 from atomsep.experiments.text.data import COLA_FILES, POEM_FILES, fetch_cola, read_cola, read_poem
 from atomsep.experiments.text.experiments import COLA, OWN_TEXT, POEM
 from atomsep.experiments.text.tables import read_own_text
-from atomsep.experiments.training import Machine, make_fabric, train
+from atomsep.experiments.training import train
 
 QUICK = ("model=tiny", "epochs=1", "learning_rate=0.005")
 

@@ -24,6 +24,7 @@ from atomsep.experiments.gan.pictures import Pictures
 from atomsep.experiments.gan.training import Gan, GanSettings, OwnGanSettings
 from atomsep.experiments.randomness import generator as stream
 from atomsep.experiments.task import Context, Experiment, Task
+from atomsep.methods import ATOM_MODELING
 
 TINY = {
     "epochs": 2,
@@ -84,7 +85,6 @@ def _experiment(
     settings: GanSettings,
     make: Callable[[Context], Task],
 ) -> Experiment:
-    atoms = ("atom", "atom-no-neutrality", "atom-no-occupancy", "atom-no-constraints")
     return Experiment(
         name=name,
         title=title,
@@ -92,17 +92,17 @@ def _experiment(
         settings=settings,
         tiny=TINY,
         build=make,
-        methods=("plain", "vq", "sscl", *atoms),
+        methods=("plain", "vq", "sscl", *ATOM_MODELING),
         metric="fid",
         higher_is_better=False,
         percent=False,
         plain="DCGAN",
-        weights={"vq": 1.0, "sscl": 0.02, **dict.fromkeys(atoms, 1.0)},
+        weights={"vq": 1.0, "sscl": 0.02, **dict.fromkeys(ATOM_MODELING, 1.0)},
         learning_rates=(1e-4, 2e-4, 4e-4),
         weight_grid={
             "": (0.05, 0.02, 0.01, 0.005, 0.002, 0.001),
             "vq": (2.0, 1.0, 0.5, 0.2, 0.1),
-            **dict.fromkeys(atoms, (5.0, 2.0, 1.0, 0.5, 0.2, 0.1)),
+            **dict.fromkeys(ATOM_MODELING, (5.0, 2.0, 1.0, 0.5, 0.2, 0.1)),
         },
     )
 

@@ -79,6 +79,8 @@ class Gan(Task):
         fidelity: compares samples with real images.
     """
 
+    beside = "generator"
+
     def __init__(
         self,
         context: Context,

@@ -24,7 +24,7 @@ from atomsep.experiments.loading import LoaderFeed
 from atomsep.experiments.randomness import seeded
 from atomsep.experiments.settings import Settings, override, setting
 from atomsep.experiments.task import Context, Experiment, Task
-from atomsep.methods import METHODS
+from atomsep.methods import ATOM_MODELING, METHODS
 
 OPTIMISERS = ("sgd", "adamw")
 AUGMENTATIONS = ("crop-flip", "crop-flip-colour")
@@ -164,7 +164,6 @@ def metrics(classes: int) -> Mapping[str, Any]:
     return {**found, "entropy": PredictionEntropy()}
 
 
-ATOM = ("atom", "atom-no-neutrality", "atom-no-occupancy", "atom-no-constraints")
 BASELINES = ("hinge-1", "hinge-2", "rank-h", "simclr")
 GRID = (0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
 TINY = {"epochs": 2, "batch": 32, "image": 32, "stages": 1, "learning_rate": 0.05}
@@ -187,12 +186,16 @@ def _experiment(
         settings=settings,
         tiny={**TINY, **tiny},
         build=partial(build, read=read, tiny=partial(read_digits, train=train, test=test)),
-        methods=("plain", *BASELINES, *ATOM),
+        methods=("plain", *BASELINES, *ATOM_MODELING),
         metric="top1",
         # the 1-norm adds up all features of all tokens, and is by far the largest
-        weights={**dict.fromkeys(BASELINES, 0.01), "hinge-1": 0.001, **dict.fromkeys(ATOM, 0.2)},
+        weights={
+            **dict.fromkeys(BASELINES, 0.01),
+            "hinge-1": 0.001,
+            **dict.fromkeys(ATOM_MODELING, 0.2),
+        },
         learning_rates=(0.01, 0.02, 0.05, 0.1, 0.2),
-        weight_grid={"": GRID, **dict.fromkeys(ATOM, (0.02, 0.05, 0.1, 0.2, 0.5, 1.0))},
+        weight_grid={"": GRID, **dict.fromkeys(ATOM_MODELING, (0.02, 0.05, 0.1, 0.2, 0.5, 1.0))},
     )
 
 

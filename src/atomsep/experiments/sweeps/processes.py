@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from atomsep.experiments.machine import Machine
 from atomsep.experiments.runs import RunKey
-from atomsep.experiments.training import Machine
 
 COMMAND = [sys.executable, "-m", "atomsep.experiments.sweeps.worker"]
 
@@ -95,7 +95,7 @@ def environment(number: int, jobs: int, device: str) -> dict[str, str]:
     """
     added = {}
     if jobs > 1 and "OMP_NUM_THREADS" not in os.environ:
-        added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // jobs))
+        added["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
     gpus = torch.cuda.device_count() if device in ("auto", "cuda") else 0
     if gpus > 1:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))

@@ -20,11 +20,12 @@ from statistics import mean
 from typing import Any
 
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.runs import RunKey, saying, write_whole
 from atomsep.experiments.sweeps.sweep import OnEvent, SweepReport, run_sweep
 from atomsep.experiments.task import Experiment, main_metric
-from atomsep.experiments.training import Machine, StoppedError
+from atomsep.experiments.training import StoppedError
 
 SEARCH_SEEDS = tuple(range(100, 105))
 """Seeds of a search where none were asked for."""

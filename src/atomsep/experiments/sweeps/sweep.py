@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.machine import Machine
 from atomsep.experiments.runs import Run, RunKey, saying
 from atomsep.experiments.sweeps.processes import WorkerProcess
-from atomsep.experiments.training import Machine
 
 
 @dataclass(frozen=True)

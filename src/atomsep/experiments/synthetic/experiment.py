@@ -38,6 +38,7 @@ from atomsep.experiments.randomness import generator
 from atomsep.experiments.settings import Settings, setting
 from atomsep.experiments.synthetic.mixtures import MixtureClassifier, draw
 from atomsep.experiments.task import Context, Experiment, Task
+from atomsep.methods import ATOM_MODELING
 
 JITTER = 0.1
 """Deviation of the Gaussian noise that makes SimCLR's second view of a sample."""
@@ -114,7 +115,7 @@ SYNTHETIC = Experiment(
     build=build,
     methods=(
         *("plain", "hinge-1", "hinge-2", "rank-h", "simclr"),
-        *("atom", "atom-no-neutrality", "atom-no-occupancy", "atom-no-constraints"),
+        *ATOM_MODELING,
     ),
     metric="accuracy",
     weights={
@@ -122,10 +123,7 @@ SYNTHETIC = Experiment(
         "hinge-2": 0.005,
         "rank-h": 0.005,
         "simclr": 0.5,
-        "atom": 12.5,
-        "atom-no-neutrality": 12.5,
-        "atom-no-occupancy": 12.5,
-        "atom-no-constraints": 12.5,
+        **dict.fromkeys(ATOM_MODELING, 12.5),
     },
     learning_rates=(0.03, 0.1, 0.3, 1.0, 3.0),
     weight_grid={

@@ -1,0 +1,96 @@
+"""How a run is followed: who is told, what is counted, and how it is asked to stop."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from atomsep.experiments.runs import RunKey
+
+
+class Watcher(Protocol):
+    """Who is told how a run goes on."""
+
+    def started(self, key: RunKey, done: int, total: int) -> None:
+        """Training begins or goes on, with so many of all steps done."""
+
+    def ratio(self, ratio: float) -> None:
+        """The method's loss over the task's, at the first step of a run."""
+
+    def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
+        """So many steps are done; means of the loss's parts, samples a second."""
+
+    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Metrics after an epoch."""
+
+
+class Silent:
+    """A watcher that says nothing."""
+
+    def started(self, key: RunKey, done: int, total: int) -> None:
+        """Nothing."""
+
+    def ratio(self, ratio: float) -> None:
+        """Nothing."""
+
+    def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
+        """Nothing."""
+
+    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Nothing."""
+
+
+class Meter:
+    """Means of the loss's parts over an epoch, without waiting for the device."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.count = 0
+
+    def add(self, parts: Mapping[str, Tensor]) -> None:
+        """Count one step."""
+        for name, value in parts.items():
+            value = value.float() if value.device.type == "mps" else value.double()
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+        self.count += 1
+
+    def means(self) -> dict[str, float]:
+        """Mean of every part so far."""
+        return {name: float(total) / self.count for name, total in self.sums.items()}
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs."""
+        return {"sums": self.sums, "count": self.count}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.sums, self.count = state["sums"], state["count"]
+
+
+@contextmanager
+def interruptible() -> Iterator[threading.Event]:
+    """Ctrl-C sets the event instead of breaking a step in two; a second one breaks it."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def stop(number: int, frame: types.FrameType | None) -> None:
+        event.set()
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
