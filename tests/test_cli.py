@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from atomsep.cli import chosen_methods, chosen_seeds, main
+from atomsep.arguments import chosen_methods, chosen_seeds
+from atomsep.cli import main
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.registry import EXPERIMENTS
 from atomsep.experiments.runs import find_results

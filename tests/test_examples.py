@@ -14,7 +14,7 @@ import torch
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 REGION = re.compile(r"# --8<-- \[start:(\w+)\]\n(.*?)# --8<-- \[end:\1\]", re.DOTALL)
-NO_MESSAGES_OF = {"experiments", "report", "cli.py", "demo.py"}
+NO_MESSAGES_OF = {"experiments", "report", "arguments.py", "cli.py", "demo.py"}
 """Parts of the package whose messages explain themselves."""
 
 

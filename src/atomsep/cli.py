@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 try:
     import typer
@@ -21,10 +21,22 @@ except ImportError as error:  # the core is installed without them
         f"the command line needs {error.name}; install it with: pip install 'atomsep[experiments]'"
     ) from None
 
+from atomsep.arguments import (
+    Assignments,
+    CheckpointSeconds,
+    Data,
+    Device,
+    Devices,
+    Download,
+    ExperimentName,
+    Out,
+    Tiny,
+    Workers,
+    chosen_methods,
+    chosen_seeds,
+    default_workers,
+)
 from atomsep.experiments.errors import ExperimentError, unknown
-
-if TYPE_CHECKING:
-    from atomsep.experiments.sweeps.search import Search
 
 FAILED, STOPPED = 1, 130
 """Exit codes: an error that was said in a sentence; interrupted, to go on with the same command."""
@@ -38,29 +50,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-ExperimentName = Annotated[str, typer.Argument(help="Name of the experiment; see: atomsep list.")]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change a setting; may be given again. The keys: atomsep list EXPERIMENT.",
-    ),
-]
-Tiny = Annotated[bool, typer.Option("--tiny", help="The form on embedded data: seconds, no files.")]
-Out = Annotated[Path, typer.Option(help="Folder of all runs.")]
-Data = Annotated[Path, typer.Option(help="Folder of the data sets.")]
-Download = Annotated[bool, typer.Option("--download", help="Fetch public data that is not there.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
-Devices = Annotated[int, typer.Option(min=1, help="How many devices, data-parallel.")]
-Workers = Annotated[
-    int | None,
-    typer.Option(min=0, help="Processes that load data; by default 4, or 0 in the tiny form."),
-]
-CheckpointSeconds = Annotated[
-    float, typer.Option(min=0, help="At most so much work is lost when the run is killed.")
-]
 
 
 @app.callback()
@@ -182,7 +171,7 @@ def sweep(
 
     - `atomsep sweep flowers --methods plain,atom --seeds 5 --search --download`
     """
-    from atomsep.display import SweepDisplay, say
+    from atomsep.display import SweepDisplay, say, search_table
     from atomsep.experiments.machine import Machine
     from atomsep.experiments.registry import find_experiment, run_key
     from atomsep.experiments.sweeps.search import search as search_settings
@@ -303,19 +292,6 @@ def print_tables(results: list[dict[str, Any]], format: str) -> None:
     print("\n\n".join(getattr(each, format)().rstrip() for each in build_tables(results)))
 
 
-def search_table(found: Search) -> Table:
-    """What a search tried, with its choices in bold."""
-    shown = Table("method", "learning rate", "weight", found.metric, title="Search")
-    for trial in found.trials:
-        weight = found.weights.get(trial.method, 0.0)
-        best = trial.learning_rate == found.learning_rate and trial.weight == weight
-        value = f"{trial.mean:.4f}" if trial.values and not trial.reason else "failed"
-        style = "bold" if best else None
-        rate = f"{trial.learning_rate:g}"
-        shown.add_row(trial.method, rate, f"{trial.weight:g}", value, style=style)
-    return shown
-
-
 @app.command("list")
 def list_(
     experiment: Annotated[str | None, typer.Argument(help="Show this one's settings.")] = None,
@@ -348,51 +324,6 @@ def list_(
         what = chosen.plain if name == "plain" else METHODS[name].summary
         table.add_row(name, weight, what)
     console.print(table)
-
-
-def default_workers(tiny: bool) -> int:
-    """Loading processes where nothing was said."""
-    return 0 if tiny else min(4, os.cpu_count() or 1)
-
-
-def chosen_methods(text: str, known: tuple[str, ...]) -> list[str]:
-    """Names of methods from a list with commas, or all of them.
-
-    Example:
-        >>> chosen_methods("plain,atom", ("plain", "vq", "atom"))
-        ['plain', 'atom']
-    """
-    if text == "all":
-        return list(known)
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in known:
-            raise unknown("method", name, known)
-    return names
-
-
-def chosen_seeds(text: str) -> list[int]:
-    """A number of seeds from 0 on, or the seeds themselves: with commas, or from-to.
-
-    Example:
-        >>> chosen_seeds("3"), chosen_seeds("3,"), chosen_seeds("5,7-9")
-        ([0, 1, 2], [3], [5, 7, 8, 9])
-    """
-    try:
-        if text.isdigit():
-            seeds = list(range(int(text)))
-        else:
-            seeds = []
-            for part in filter(str.strip, text.split(",")):
-                first, _, last = part.partition("-")
-                seeds += range(int(first), int(last or first) + 1)
-    except ValueError:
-        seeds = []
-    if not seeds or min(seeds) < 0:
-        raise ExperimentError(
-            f"seeds must be how many there are, or the seeds themselves (5,7 or 5-9), not {text!r}"
-        )
-    return seeds
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -7,8 +7,10 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 from atomsep.experiments.runs import RunKey
+from atomsep.experiments.sweeps.search import Search
 from atomsep.experiments.sweeps.sweep import Event
 
 HIGH, LOW = 10.0, 1e-3
@@ -114,3 +116,16 @@ class SweepDisplay:
         self.progress.update(self.bar, completed=event.done, total=event.total, count=count)
         if event.kind == "failed":
             say(self.console, f"{event.key.method}, seed {event.key.seed} failed: {event.reason}")
+
+
+def search_table(found: Search) -> Table:
+    """What a search tried, with its choices in bold."""
+    shown = Table("method", "learning rate", "weight", found.metric, title="Search")
+    for trial in found.trials:
+        weight = found.weights.get(trial.method, 0.0)
+        best = trial.learning_rate == found.learning_rate and trial.weight == weight
+        value = f"{trial.mean:.4f}" if trial.values and not trial.reason else "failed"
+        style = "bold" if best else None
+        rate = f"{trial.learning_rate:g}"
+        shown.add_row(trial.method, rate, f"{trial.weight:g}", value, style=style)
+    return shown
