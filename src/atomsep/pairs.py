@@ -164,13 +164,15 @@ def backward_blocks(statistics: Statistics, terms: Terms, grad: Tensor) -> Tenso
 
 
 BLOCK = 1 << 22
-"""Pairs of a block."""
+"""Numbers of a block: one a pair, on a GPU one for each feature of a pair."""
 
 
 def row_blocks(statistics: Statistics, terms: Terms) -> Iterator[_Rows]:
     """Blocks of rows of the matrix of pairs."""
-    samples = len(statistics.count)
-    step = max(1, BLOCK // samples)
+    samples, features = statistics.nucleus.shape
+    # The gradient of torch.cdist takes a temporary of all features of all pairs on a GPU alone.
+    each = samples if statistics.nucleus.device.type == "cpu" else samples * features
+    step = max(1, BLOCK // max(each, 1))
     for start in range(0, samples, step):
         yield _Rows(statistics, terms, slice(start, min(start + step, samples)))
 
