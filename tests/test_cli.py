@@ -40,13 +40,16 @@ def test_train_prints_the_ratio_the_metric_and_the_folder(
     out = capsys.readouterr().out
     assert "Training synthetic with atom, seed 3" in out
     assert "At the first step the method's loss is" in out
-    assert "of the task's" in out
+    assert "times the task's" in out
     [result] = find_results(tmp_path / "runs")
     assert f"{result['metrics']['accuracy']:.4f}" in out
     assert "runs/synthetic-tiny/atom-" in out
 
     assert call("train", "synthetic", "--tiny", "--method", "atom", "--seed", "3") == 0
-    assert "This run is finished; to train it anew, remove" in capsys.readouterr().out
+    assert (
+        "This run is finished; to train it anew, for instance on changed data, remove"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,7 @@ def test_an_odd_ratio_gets_a_hint(
     ("arguments", "message"),
     [
         ("train sythetic", "there is no experiment 'sythetic'; did you mean 'synthetic'?"),
-        ("train synthetic -m atmo", "no method for synthetic 'atmo'; did you mean 'atom'?"),
+        ("train synthetic -m atmo", "no method 'atmo' for synthetic; did you mean 'atom'?"),
         ("train synthetic --set epocs=1", "no setting 'epocs'; did you mean 'epochs'?"),
         ("train synthetic --tiny --set layer=embd", "did you mean 'embed'"),
         ("train synthetic --tiny --set method.tau=1", "has no option 'tau'"),

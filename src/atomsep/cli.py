@@ -108,7 +108,11 @@ def train(
     machine = Machine(device, devices, workers, data, download, checkpoint_seconds)
     finished = Run(folder).read_result() is not None
     if finished:
-        say(console, f"This run is finished; to train it anew, remove {folder}")
+        say(
+            console,
+            f"This run is finished; to train it anew, for instance on changed data, remove "
+            f"{folder}",
+        )
         result = train_run(chosen, key, out, machine)
     else:
         try:
@@ -197,6 +201,8 @@ def sweep(
                     tiny=tiny,
                 )
             console.print(search_table(found))
+            for sentence in found.at_an_end(chosen):
+                say(console, sentence)
             lost = [name for name in names if name != "plain" and name not in found.weights]
             names = [name for name in names if name not in lost]
             changes = {name: [*assignments, *found.assignments(name)] for name in names}
@@ -225,7 +231,7 @@ def sweep(
         raise typer.Exit(STOPPED)
     if report.results:
         print_tables(report.results, "markdown")
-    say(console, f"{len(report.results)} runs are in {out}; tables: atomsep table {out}")
+        say(console, f"{len(report.results)} runs are in {out}; tables: atomsep table {out}")
     if lost:
         say(console, f"Left out, because every trial of their search failed: {', '.join(lost)}")
     if report.failed or lost:
@@ -314,7 +320,7 @@ def list_(
         return
     chosen = find_experiment(experiment)
     title = f"{chosen.name}: {chosen.summary}"
-    table = Table("setting", "default", "tiny", "meaning", title=title)
+    table = Table("setting", "default", "if --tiny", "meaning", title=title)
     for name, default, meaning in describe(chosen.settings):
         table.add_row(name, default, str(chosen.tiny.get(name, "")), meaning)
     console.print(table)

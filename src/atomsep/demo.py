@@ -13,6 +13,7 @@ import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -76,14 +77,24 @@ def write_files(out: Path, report: SweepReport, keys: Sequence[RunKey], bayes: f
     return [out / "results.csv", out / "tables.md", *figures]
 
 
+def of_whole_seeds(
+    results: Sequence[dict[str, Any]], keys: Sequence[RunKey]
+) -> list[dict[str, Any]]:
+    """Results of the seeds that all methods have finished, so that rows can be compared."""
+    methods = len({key.method for key in keys})
+    seeds = [result["seed"] for result in results]
+    return [result for result in results if seeds.count(result["seed"]) == methods]
+
+
 def run(out: Path, keys: Sequence[RunKey], jobs: int, console: Console) -> int:
     """Train, print the table, write the files; returns the exit status."""
     machine = Machine(device="cpu", tensorboard=False)
     with SweepDisplay(console, "training") as display:
         report = run_sweep(keys, out / "runs", machine, jobs, display)
     bayes = bayes_rate()
-    if report.results:
-        console.print(accuracy_table(group_results(report.results)[0], bayes))
+    whole = of_whole_seeds(report.results, keys)
+    if whole:
+        console.print(accuracy_table(group_results(whole)[0], bayes))
     if report.stopped:
         say(
             console,

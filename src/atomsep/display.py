@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from types import TracebackType
 
@@ -15,6 +16,10 @@ from atomsep.experiments.sweeps.sweep import Event
 
 HIGH, LOW = 10.0, 1e-3
 """Outside of these the method's loss drowns the task's, or is drowned by it."""
+
+
+SPEAK_EVERY = 30.0
+"""Seconds between two lines where there is no terminal to draw a bar on."""
 
 
 def say(console: Console, sentence: str) -> None:
@@ -43,6 +48,8 @@ class TrainingDisplay:
             TextColumn("{task.fields[rate]}"),
         )
         self.progress = Progress(*columns, console=console)
+        self.bar = self.progress.add_task("", total=None, losses="starting", rate="")
+        self.spoken = time.monotonic()
 
     def __enter__(self) -> TrainingDisplay:
         self.progress.start()
@@ -62,7 +69,7 @@ class TrainingDisplay:
         if done:
             sentence += f", from its checkpoint on: {done} of {total} steps were done"
         say(self.console, sentence)
-        self.bar = self.progress.add_task("", total=total, completed=done, losses="", rate="")
+        self.progress.update(self.bar, total=total, completed=done, losses="")
 
     def ratio(self, ratio: float) -> None:
         """Say how large the method's loss is beside the task's, and whether that is odd."""
@@ -71,12 +78,19 @@ class TrainingDisplay:
             hint = "; that is much, and the task may not be learned: try a smaller weight"
         elif ratio < LOW:
             hint = "; that is little, and may change nothing: try a larger weight"
-        say(self.console, f"At the first step the method's loss is {ratio:.3g} of the task's{hint}")
+        say(
+            self.console,
+            f"At the first step the method's loss is {ratio:.3g} times the task's{hint}",
+        )
 
     def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
         """Move the bar."""
         losses = ", ".join(f"{name} {value:.3g}" for name, value in parts.items())
-        self.progress.update(self.bar, completed=done, losses=losses, rate=f"{rate:,.0f} samples/s")
+        speed = f"{rate:,.0f} samples/s"
+        self.progress.update(self.bar, completed=done, losses=losses, rate=speed)
+        if not self.console.is_terminal and time.monotonic() - self.spoken >= SPEAK_EVERY:
+            self.spoken = time.monotonic()
+            say(self.console, f"{done} of {total} steps: {losses}; {speed}")
 
     def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """Print the metrics after an epoch."""
@@ -95,6 +109,7 @@ class SweepDisplay:
         )
         self.progress = Progress(*columns, console=console)
         self.bar = self.progress.add_task(doing, total=None, count="")
+        self.spoken = time.monotonic()
 
     def __enter__(self) -> SweepDisplay:
         self.progress.start()
@@ -114,8 +129,9 @@ class SweepDisplay:
         if event.failed:
             count += f", {event.failed} failed"
         self.progress.update(self.bar, completed=event.done, total=event.total, count=count)
-        if event.kind == "failed":
-            say(self.console, f"{event.key.method}, seed {event.key.seed} failed: {event.reason}")
+        if not self.console.is_terminal and time.monotonic() - self.spoken >= SPEAK_EVERY:
+            self.spoken = time.monotonic()
+            say(self.console, f"{count} runs")
 
 
 def search_table(found: Search) -> Table:

@@ -44,7 +44,7 @@ def test_options_of_the_method_keep_their_kind() -> None:
         ("learning_rate=nan", "learning_rate must be at least 0, not nan"),
         ("weight=-1", "weight must be at least 0, not -1"),
         ("decay=perhaps", "decay must be true or false, not 'perhaps'"),
-        ("precision=32-tru", "no choice for precision '32-tru'; did you mean '32-true'?"),
+        ("precision=32-tru", "no choice '32-tru' for precision; did you mean '32-true'?"),
     ],
 )
 def test_what_does_not_fit_is_said(assignment: str, message: str) -> None:
@@ -82,5 +82,5 @@ def test_a_run_has_its_weight_whatever_the_default_becomes() -> None:
 
 
 def test_a_method_of_other_experiments_is_refused() -> None:
-    with pytest.raises(ExperimentError, match="no method for synthetic 'vq'"):
+    with pytest.raises(ExperimentError, match="no method 'vq' for synthetic"):
         run_key(EXPERIMENTS["synthetic"], "vq", 0)

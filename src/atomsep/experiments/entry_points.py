@@ -49,6 +49,6 @@ def load_entry_point(key: str, text: str) -> Callable[..., Any]:
         ) from error
     if not hasattr(found, function):
         names = [name for name in vars(found) if not name.startswith("_")]
-        raise unknown(f"function in {module}", function, names)
+        raise unknown("function", function, names, f"in {module}")
     entry: Callable[..., Any] = getattr(found, function)
     return entry

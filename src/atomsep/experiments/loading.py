@@ -169,7 +169,9 @@ class _Augmented(Dataset[Any]):
             kinds = (OSError, SyntaxError, ValueError)
             if not (isinstance(error, kinds) or type(error).__name__ == "DecompressionBombError"):
                 raise
-            return f"{self.samples.name(index)} ({error})"
+            name = self.samples.name(index)
+            reason = str(error).replace(f" {name!r}", "")  # Pillow repeats it
+            return f"{name} ({reason})"
         views = []
         for purpose in ("augmentation", "second view")[: self.views]:
             with seeded(self.seed, purpose, epoch, index):

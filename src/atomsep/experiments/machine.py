@@ -33,8 +33,6 @@ def make_fabric(machine: Machine, precision: str) -> Fabric:
     Raises:
         ExperimentError: a GPU was asked for, and there is none.
     """
-    from lightning.fabric import Fabric
-
     device = machine.device
     if device not in ("auto", "cpu", "cuda", "mps"):
         raise ExperimentError(f"--device must be auto, cpu, cuda or mps, not {device!r}")
@@ -47,6 +45,8 @@ def make_fabric(machine: Machine, precision: str) -> Fabric:
         raise ExperimentError(
             f"--devices {machine.devices} were asked for, but torch sees {have} of them"
         )
+    from lightning.fabric import Fabric
+
     fabric = Fabric(
         accelerator=device,
         devices=machine.devices,

@@ -64,7 +64,7 @@ def run_key(
         12.5
     """
     if method not in experiment.methods:
-        raise unknown(f"method for {experiment.name}", method, experiment.methods)
+        raise unknown("method", method, experiment.methods, f"for {experiment.name}")
     settings = override(experiment.settings, experiment.tiny if tiny else {})
     settings = change(settings, assignments)
     if method == "plain":  # has neither, and is one run whatever the others are given

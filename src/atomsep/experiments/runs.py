@@ -99,7 +99,19 @@ class Run:
                 ) from None
             for part in self.folder.glob(".*.part"):  # what a killed process was writing
                 part.unlink()
-            yield
+            try:
+                yield
+            finally:
+                self._leave_nothing_empty()
+
+    def _leave_nothing_empty(self) -> None:
+        """Take away the folders of a run that wrote nothing."""
+        if [path.name for path in self.folder.iterdir()] == [".lock"]:
+            (self.folder / ".lock").unlink()
+            for folder in (self.folder, *self.folder.parents[:2]):
+                if any(folder.iterdir()):
+                    return
+                folder.rmdir()
 
     def read_result(self) -> dict[str, Any] | None:
         """The result, or None if the run is not finished.

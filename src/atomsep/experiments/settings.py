@@ -128,7 +128,7 @@ def _checked(key: str, value: Any, kind: Any, metadata: Mapping[str, Any]) -> An
     if kind is float and isinstance(value, int):
         value = float(value)
     if metadata["choices"] and value not in metadata["choices"]:
-        raise unknown(f"choice for {key}", str(value), metadata["choices"])
+        raise unknown("choice", str(value), metadata["choices"], f"for {key}")
     low = metadata["low"]
     if low is not None and not (math.isfinite(value) and value >= low):
         raise ExperimentError(f"{key} must be at least {low:g}, not {value}")

@@ -254,7 +254,7 @@ def test_damaged_images_are_left_out_by_choice_and_counted(damaged: Path, tmp_pa
         ({"a": 3, "b": 0}, "b holds no images; fill it or remove it"),
         ({"a": 0, "b": 0}, "hold no images (.jpg"),
         ({".": 3}, "holds no class folders; the layout must be FOLDER/train/CLASS"),
-        ({"train/a": 2, "train/b": 2, "val/c": 1}, "no class to train on for"),
+        ({"train/a": 2, "train/b": 2, "val/c": 1}, "no class 'c' to train on, which"),
     ],
 )
 def test_other_layouts_are_refused(make: dict[str, int], message: str, tmp_path: Path) -> None:

@@ -211,15 +211,15 @@ def test_a_model_of_ones_own_trains(own_module: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["model=resnet81"], "no model of torchvision 'resnet81'; did you mean 'resnet"),
+        (["model=resnet81"], "no model 'resnet81' in torchvision; did you mean 'resnet"),
         (["layer=layer1.1.bn9"], "layer 'layer1.1.bn9' matches nothing; did you mean 'layer1.1.bn"),
         (["model=mobilenet_v3_small"], "stem and stages are of torchvision's ResNets"),
         (["model=alexnet", "stages=4"], "model=alexnet cannot take images of 32 x 32 pixels"),
         (["image=4"], "image must be at least 16, not 4"),
         (["crop_scale=1.5"], "crop_scale must lie in"),
-        (["augmentation=crop"], "no choice for augmentation 'crop'; did you mean 'crop-flip'?"),
+        (["augmentation=crop"], "no choice 'crop' for augmentation; did you mean 'crop-flip'?"),
         (["model=no_such_module:make"], "the module cannot be imported (No module named"),
-        (["model=torch.nn:Linar"], "no function in torch.nn 'Linar'; did you mean 'Linear'?"),
+        (["model=torch.nn:Linar"], "no function 'Linar' in torch.nn; did you mean 'Linear'?"),
         (["model={own}:no_model", "stages=4"], "returned int; it must return a torch.nn.Module"),
         (["model={own}:wrong_width", "stages=4"], "returns (2, 11) for 2 images"),
     ],

@@ -221,7 +221,7 @@ def test_own_text_shows_accuracy_first() -> None:
     ("changes", "message"),
     [
         (["layer=*encoder.layer.9"], "layer '*encoder.layer.9' matches nothing; did you mean"),
-        (["charge=lerned"], "no choice for charge 'lerned'; did you mean 'learned'?"),
+        (["charge=lerned"], "no choice 'lerned' for charge; did you mean 'learned'?"),
         (["max_length=1"], "max_length must be at least 4, not 1"),
         (["modle=x"], "no setting 'modle'; did you mean 'model'?"),
     ],

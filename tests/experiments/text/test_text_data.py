@@ -197,10 +197,11 @@ def test_sentences_from_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("rows", "changes", "message"),
     [
-        (ROWS, ["text_column=txt"], "no single column in {file} 'txt'; did you mean 'text'?"),
-        (ROWS, ["label_column=klass"], "no single column in {file} 'klass'"),
+        (ROWS, ["text_column=txt"], "{file} must have one column 'txt', and its columns are"),
+        (ROWS, ["label_column=klass"], "must have one column 'klass'"),
         (["1,ham,a", "2,ham,b"], [], "holds one class only, 'ham'"),
         ([], [], "holds no samples below its header"),
+        (["1,,a", "2,ham,b"], [], "line 2: the label is empty; fill it or remove it"),
         (["1,ham"], [], "line 2: 2 columns, but the header has 3"),
         (["1,a,x", "2,b,y"], [], "no class has two samples"),
     ],
@@ -230,7 +231,7 @@ def test_a_label_that_training_has_not_is_refused(tmp_path: Path) -> None:
     held = write_table(tmp_path / "held.csv", ["1,spamm,a"])
     with pytest.raises(ExperimentError) as caught:
         read_own_text(context_of(OWN_TEXT, tmp_path, f"file={file}", f"test_file={held}"))
-    assert f"label in {held}: 'spamm'; did you mean 'spam'?" in str(caught.value)
+    assert f"no class 'spamm' to train on, which {held} has" in str(caught.value)
 
 
 class Server(SimpleHTTPRequestHandler):

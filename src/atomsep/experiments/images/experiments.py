@@ -112,6 +112,8 @@ def build(
         tiny: finds those of the tiny form.
     """
     settings: ImageSettings = context.settings
+    if context.tiny and getattr(settings, "folder", None):
+        raise ExperimentError("--tiny trains on embedded images; leave it out, or folder=…")
     train, held_out = (tiny if context.tiny else read)(context)
     classes, cuda = len(train.classes), context.fabric.device.type == "cuda"
     with seeded(context.seed, "initial weights"):

@@ -92,7 +92,7 @@ def _read_classes(folder: Path, classes: Sequence[str] | None = None) -> ImageFi
         raise ExperimentError(f"{folder} holds no class folders; the layout must be {LAYOUT}")
     for name in found:
         if classes is not None and name not in classes:
-            raise unknown(f"class to train on for {folder / name}:", name, classes)
+            raise unknown("class", name, classes, f"to train on, which {folder} has")
     names = list(classes or found)
     numbers = {name: number for number, name in enumerate(names) if name in found}
     listed = make_dataset(str(folder), numbers, IMG_EXTENSIONS, allow_empty=True)

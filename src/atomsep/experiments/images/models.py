@@ -46,7 +46,7 @@ def _of_torchvision(name: str, classes: int) -> nn.Module:
 
     names = models.list_models(module=models)
     if name not in names:
-        raise unknown("model of torchvision", name, names)
+        raise unknown("model", name, names, "in torchvision")
     with warnings.catch_warnings():
         # two old models announce that their initialisation will change
         warnings.simplefilter("ignore", FutureWarning)

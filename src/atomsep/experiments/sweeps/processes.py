@@ -95,7 +95,9 @@ def environment(number: int, jobs: int, device: str) -> dict[str, str]:
     """
     added = {}
     if jobs > 1 and "OMP_NUM_THREADS" not in os.environ:
-        added["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
+        known = hasattr(os, "sched_getaffinity")  # not on every system
+        cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+        added["OMP_NUM_THREADS"] = str(max(1, cores // jobs))
     gpus = torch.cuda.device_count() if device in ("auto", "cuda") else 0
     if gpus > 1:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))

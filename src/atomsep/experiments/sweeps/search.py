@@ -88,6 +88,20 @@ class Search:
         chosen = [f"learning_rate={self.learning_rate!r}"]
         return chosen if method == "plain" else [*chosen, f"weight={self.weights[method]!r}"]
 
+    def at_an_end(self, experiment: Experiment) -> list[str]:
+        """A sentence for each choice that lies at an end of what was tried."""
+        grids = {method: weight_grid(experiment, method) for method in self.weights}
+        chosen = [(f"weight of {m}", self.weights[m], grid) for m, grid in grids.items()]
+        tried = {trial.learning_rate for trial in self.trials}
+        chosen.insert(0, ("learning rate", self.learning_rate, tuple(tried)))
+        return [
+            f"The {what} of the search, {value:g}, is the {end} that was tried; better ones may "
+            f"lie beyond"
+            for what, value, grid in chosen
+            for end, edge in (("smallest", min(grid)), ("largest", max(grid)))
+            if len(grid) > 1 and value == edge
+        ]
+
     def record(self) -> dict[str, Any]:
         """As it is written to disk."""
         return asdict(self)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from atomsep.experiments.classification import SCHEDULES, Classification
+from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.loading import LoaderFeed
 from atomsep.experiments.randomness import seeded
 from atomsep.experiments.settings import Settings, setting
@@ -78,6 +79,8 @@ def build(
         metrics: makes the metrics for a number of classes.
     """
     settings: TextSettings = context.settings
+    if context.tiny and getattr(settings, "file", None):
+        raise ExperimentError("--tiny trains on embedded sentences; leave it out, or file=…")
     train, held_out = read_tiny(context, tiny()) if context.tiny else read(context)
     classes = len(train.classes)
     with seeded(context.seed, "initial weights"), context.fabric.rank_zero_first():

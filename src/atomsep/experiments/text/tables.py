@@ -69,7 +69,11 @@ def _read_columns(path: Path, text: str, label: str) -> Rows:
     _, header = next(rows, (0, []))
     for name in (text, label):
         if header.count(name) != 1:
-            raise unknown(f"single column in {path}", name, header)
+            there = f"its columns are {', '.join(header)}" if header else "it is empty"
+            raise ExperimentError(
+                f"{path} must have one column {name!r}, and {there}; name the columns with "
+                f"--set text_column=NAME and --set label_column=NAME"
+            )
     at_text, at_label = header.index(text), header.index(label)
     found: Rows = []
     for line, row in rows:
@@ -77,6 +81,8 @@ def _read_columns(path: Path, text: str, label: str) -> Rows:
             raise ExperimentError(
                 f"{path}, line {line}: {len(row)} columns, but the header has {len(header)}"
             )
+        if not row[at_label].strip():
+            raise ExperimentError(f"{path}, line {line}: the label is empty; fill it or remove it")
         found.append((row[at_text], row[at_label]))
     if not found:
         raise ExperimentError(f"{path} holds no samples below its header")
@@ -107,5 +113,5 @@ def _as_texts(rows: Rows, classes: Sequence[str], source: str) -> Texts:
     numbers = {name: number for number, name in enumerate(classes)}
     for _, label in rows:
         if label not in numbers:
-            raise unknown(f"class to train on for the label in {source}:", label, classes)
+            raise unknown("class", label, classes, f"to train on, which {source} has")
     return Texts([text for text, _ in rows], [numbers[label] for _, label in rows], classes, source)
