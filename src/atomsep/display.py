@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from atomsep.experiments.runs import RunKey
 from atomsep.experiments.sweeps.search import Search
 from atomsep.experiments.sweeps.sweep import Event
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 HIGH, LOW = 10.0, 1e-3
 """Outside of these the method's loss drowns the task's, or is drowned by it."""
@@ -37,31 +47,38 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-class TrainingDisplay:
+class _Display:
+    """A bar while a `with` block runs, or a line now and then where there is no terminal."""
+
+    def __init__(self, console: Console, *columns: ProgressColumn) -> None:
+        self.console, self.progress = console, Progress(*columns, console=console)
+        self.spoken = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+    def say_now_and_then(self, sentence: str) -> None:
+        """Print a line if nobody sees the bar and the last line is long ago."""
+        if not self.console.is_terminal and time.monotonic() - self.spoken >= SPEAK_EVERY:
+            self.spoken = time.monotonic()
+            say(self.console, sentence)
+
+
+class TrainingDisplay(_Display):
     """Shows one run: a bar with the loss's parts, throughput and time left, and the metrics."""
 
     def __init__(self, console: Console) -> None:
-        self.console = console
         columns = (
             *(BarColumn(20), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn()),
             *(TextColumn("left"), TextColumn("{task.fields[losses]}")),
             TextColumn("{task.fields[rate]}"),
         )
-        self.progress = Progress(*columns, console=console)
+        super().__init__(console, *columns)
         self.bar = self.progress.add_task("", total=None, losses="starting", rate="")
-        self.spoken = time.monotonic()
-
-    def __enter__(self) -> TrainingDisplay:
-        self.progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.progress.stop()
 
     def started(self, key: RunKey, done: int, total: int) -> None:
         """Draw the bar."""
@@ -88,9 +105,7 @@ class TrainingDisplay:
         losses = ", ".join(f"{name} {value:.3g}" for name, value in parts.items())
         speed = f"{rate:,.0f} samples/s"
         self.progress.update(self.bar, completed=done, losses=losses, rate=speed)
-        if not self.console.is_terminal and time.monotonic() - self.spoken >= SPEAK_EVERY:
-            self.spoken = time.monotonic()
-            say(self.console, f"{done} of {total} steps: {losses}; {speed}")
+        self.say_now_and_then(f"{done} of {total} steps: {losses}; {speed}")
 
     def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """Print the metrics after an epoch."""
@@ -98,30 +113,16 @@ class TrainingDisplay:
         say(self.console, f"After {counted(epoch, 'epoch')}: {numbers}")
 
 
-class SweepDisplay:
+class SweepDisplay(_Display):
     """Shows a sweep: one bar for all runs, and a line for each that fails."""
 
     def __init__(self, console: Console, doing: str) -> None:
-        self.console = console
         columns = (
             *(TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[count]}")),
             *(TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("left")),
         )
-        self.progress = Progress(*columns, console=console)
+        super().__init__(console, *columns)
         self.bar = self.progress.add_task(doing, total=None, count="")
-        self.spoken = time.monotonic()
-
-    def __enter__(self) -> SweepDisplay:
-        self.progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.progress.stop()
 
     def __call__(self, event: Event) -> None:
         """Move the bar."""
@@ -129,9 +130,7 @@ class SweepDisplay:
         if event.failed:
             count += f", {event.failed} failed"
         self.progress.update(self.bar, completed=event.done, total=event.total, count=count)
-        if not self.console.is_terminal and time.monotonic() - self.spoken >= SPEAK_EVERY:
-            self.spoken = time.monotonic()
-            say(self.console, f"{count} runs")
+        self.say_now_and_then(f"{count} runs")
 
 
 def search_table(found: Search) -> Table:

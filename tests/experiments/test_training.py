@@ -313,11 +313,13 @@ def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path) -> None:
         run(tiny("plain", 0, "learning_rate=1e38"), tmp_path)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with a GPU cannot miss one")
 def test_a_gpu_that_is_not_there_is_named() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
     with pytest.raises(ExperimentError, match="torch sees no GPU"):
         make_fabric(Machine(device="cuda"), "32-true")
+
+
+def test_a_device_that_does_not_exist_is_named() -> None:
     with pytest.raises(ExperimentError, match="must be auto, cpu, cuda or mps, not 'gpu0'"):
         make_fabric(Machine(device="gpu0"), "32-true")
 

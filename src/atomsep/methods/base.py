@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
 import torch
@@ -11,7 +12,7 @@ from atomsep.checks import check_latent, count_tokens
 from atomsep.functional import widen
 
 
-class Method(nn.Module):
+class Method(nn.Module, ABC):
     """A loss on the latent of one layer, added to the task's loss with a weight.
 
     A subclass writes `loss`; `forward` checks what it is given and keeps autocast out. Some
@@ -76,11 +77,11 @@ class Method(nn.Module):
         with torch.autocast(latent.device.type, enabled=False):
             return self.loss(latent, labels, mask, second)
 
+    @abstractmethod
     def loss(
         self, latent: Tensor, labels: Tensor | None, mask: Tensor | None, second: Tensor | None
     ) -> Tensor:
         """The method's formula, on checked input. What it needs is there."""
-        raise NotImplementedError
 
     def pass_on(self, latent: Tensor) -> Tensor:
         """What the model goes on with in place of the layer's tokens, `(M, N, h)`.

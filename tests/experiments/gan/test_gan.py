@@ -28,8 +28,8 @@ MNIST, CIFAR10, OWN = map(find_experiment, ("mnist-gan", "cifar10-gan", "own-gan
 FEW_CODES = ("method.codes=32",)
 """Looking up 512 of them takes longer than the training."""
 
-PAIRS = [(experiment, method) for experiment in (MNIST, CIFAR10) for method in MNIST.methods]
-PAIRS += [(OWN, "plain"), (OWN, "atom")]  # its networks and methods are theirs
+GANS = (MNIST, CIFAR10, OWN)
+PAIRS = [(experiment, method) for experiment in GANS for method in MNIST.methods]
 
 
 def tiny(experiment: Any, method: str = "plain", seed: int = 0, *settings: str) -> RunKey:
@@ -90,6 +90,17 @@ def test_every_pair_trains(experiment: Any, method: str, tmp_path: Path) -> None
             assert image.size == (2 * side + 16, side)
         if method == "atom":
             assert last["method"] < first["method"]
+
+
+@pytest.mark.parametrize(("method", "weight"), [("vq", 50), ("sscl", 5)])
+def test_a_baseline_that_weighs_enough_lowers_its_loss(
+    method: str, weight: float, tmp_path: Path
+) -> None:
+    """At their own weights the two epochs of the tiny form drown theirs."""
+    key = tiny(MNIST, method, 0, f"weight={weight}")
+    run(key, tmp_path)
+    first, last = Run(key.folder(tmp_path)).read_metrics()
+    assert last["method"] < first["method"]
 
 
 def by_the_example(task: Gan, steps: int, *, sigmoid: bool, criterion: Any = None) -> nn.Module:
