@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from atomsep.kernels import backward, forward, pairs
+from atomsep.kernels import backward, looks, pairs
 
 POINTERS = {
     "source": "*bf16", "scores": "*bf16", "mask": "*i1", "copy": "*bf16", "charge": "*bf16",
@@ -51,11 +51,11 @@ def main() -> None:
             first = {k: v for k, v in shape.items() if k != "KEPT"}
             both = {**first, "NORM": norm}
             missing = {k: v for k, v in optional.items() if k in ("scores", "mask", "copy")}
-            compile_kernel(forward.nucleus_kernel, 1, **first, **missing)
-            compile_kernel(forward.atoms_kernel, 1, **both, **missing)
+            compile_kernel(looks.nucleus_kernel, 1, **first, **missing)
+            compile_kernel(looks.atoms_kernel, 1, **both, **missing)
         second = {**shape, "NORM": norm, "WHOLE": whole}
         skip = {k: v for k, v in optional.items() if k in ("scores", "mask")}
-        compile_kernel(forward.radius_kernel, 1, **second, **skip)
+        compile_kernel(looks.radius_kernel, 1, **second, **skip)
         missing = {k: v for k, v in optional.items() if k != "copy"}
         compile_kernel(backward.backward_kernel, 1, **second, **missing, **({} if given else alike))
         done += 2 + 2 * whole

@@ -4,7 +4,7 @@ Each pass is a file, and the plain PyTorch code it must agree with is named ther
 
 | pass | file | launches | plain twin |
 |---|---|---|---|
-| atoms | `forward.py` | 1, or 2 for large samples | `slabs.forward_slabs` |
+| atoms | `forward.py`, `looks.py` | 1, or 2 for large samples | `slabs.forward_slabs` |
 | gradient of the latent | `backward.py` | 1 | `slabs.backward_slabs` |
 | loss and its gradient | `pairs.py` | 1, and a sum of a few numbers | `pairs.backward_blocks` |
 

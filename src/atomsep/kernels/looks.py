@@ -1,0 +1,279 @@
+"""The two looks at the tokens, as kernels; `forward.py` says what for, and launches them."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from atomsep.kernels.read import (
+    charge_of,
+    directions,
+    fold,
+    places,
+    position_of,
+    pull_of,
+    read_positions,
+    read_scores,
+    sizes,
+    spread_of,
+    unpack,
+)
+
+
+@triton.jit(do_not_specialize=["tokens", "features", "feature", "sample_units", "units"])
+def atoms_kernel(
+    source, scores, mask, copy, count, charge, table, mean_direction,
+    tokens, features, feature, sample_units, units, steps,
+    ROWS: tl.constexpr, ALIGN: tl.constexpr, NORM: tl.constexpr, TOKENS: tl.constexpr,
+    FEATURES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One program: both looks at one sample, in tiles as wide as the latent."""
+    tokens, features, stride_sample, stride_token, stride_feature = unpack(
+        tokens, features, sample_units, units, ROWS, ALIGN
+    )
+    width = features
+    if scores is None:
+        width = features - 1
+    sample = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, FEATURES)
+    kept = (column < features) & (column != feature)
+    sums, protons, electrons, net, squares = first_look(
+        source, scores, mask, copy, charge, sample, 0, column, tokens, features, feature,
+        stride_sample, stride_token, stride_feature, steps, 1, TOKENS, FEATURES, STAGES,
+    )  # fmt: skip
+    per_token = 1 / tl.load(count + sample)
+    mu = tl.where(kept, tl.sum(sums, axis=0) * per_token, 0.0)
+    table_at = table + sample * (width + 5)
+    tl.store(table_at + 5 + position_of(column, feature), mu, mask=kept)
+    tl.store(table_at, tl.sum(protons, axis=0))
+    tl.store(table_at + 1, tl.sum(electrons, axis=0))
+    tl.store(table_at + 2, tl.sum(net, axis=0))
+    tl.store(table_at + 3, tl.sum(squares, axis=0))
+    radius, sums = second_look(
+        source, scores, mask, sample, 0, column, mu, tokens, features, feature,
+        stride_sample, stride_token, stride_feature, steps, NORM, TOKENS, FEATURES, STAGES,
+    )  # fmt: skip
+    tl.store(table_at + 4, tl.sum(radius, axis=0) * per_token)
+    s = mean_direction + sample * width + position_of(column, feature)
+    tl.store(s, tl.sum(sums, axis=0) * per_token, mask=kept)
+
+
+@triton.jit(do_not_specialize=["tokens", "features", "feature", "sample_units", "units"])
+def nucleus_kernel(
+    source, scores, mask, copy, charge, scratch, arrivals,
+    tokens, features, feature, sample_units, units, tiles, steps,
+    ROWS: tl.constexpr, ALIGN: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """One program: sums over some tokens of one sample, for some of the features."""
+    tokens, features, stride_sample, stride_token, stride_feature = unpack(
+        tokens, features, sample_units, units, ROWS, ALIGN
+    )
+    tile = tl.program_id(0)
+    chunk = tl.program_id(1)
+    sample = (tile // tiles).to(tl.int64)
+    if (tile % tiles == 0) & (chunk == 0):
+        tl.store(arrivals + sample, 0)
+    row = scratch + tile.to(tl.int64) * (features + 4)
+    column = chunk * FEATURES + tl.arange(0, FEATURES)
+    sums, protons, electrons, net, squares = first_look(
+        source, scores, mask, copy, charge, sample, tile % tiles, column, tokens, features, feature,
+        stride_sample, stride_token, stride_feature, steps, chunk == 0, TOKENS, FEATURES, STAGES,
+    )  # fmt: skip
+    tl.store(row + column, tl.sum(sums, axis=0), mask=column < features)
+    if chunk == 0:
+        tl.store(row + features, tl.sum(protons, axis=0))
+        tl.store(row + features + 1, tl.sum(electrons, axis=0))
+        tl.store(row + features + 2, tl.sum(net, axis=0))
+        tl.store(row + features + 3, tl.sum(squares, axis=0))
+
+
+@triton.jit
+def first_look(
+    source, scores, mask, copy, charge, sample, tile, column, tokens, features, feature,
+    stride_sample, stride_token, stride_feature, steps, leads,
+    TOKENS: tl.constexpr, FEATURES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Weighted positions, P, G, sum q and sum q², not yet added up over a tile's tokens.
+
+    Writes the copy; and the charges, if the program leads those that read the same tokens.
+    """
+    sample_at = source + sample * stride_sample
+    inner = (column < features)[None, :]
+    sums = tl.zeros((TOKENS, FEATURES), tl.float32)
+    protons = tl.zeros((TOKENS,), tl.float32)
+    electrons = tl.zeros((TOKENS,), tl.float32)
+    net = tl.zeros((TOKENS,), tl.float32)
+    squares = tl.zeros((TOKENS,), tl.float32)
+    for step in tl.range(0, steps, num_stages=STAGES):
+        token = (tile * steps + step) * TOKENS + tl.arange(0, TOKENS)
+        inside = token < tokens
+        real, score = read_scores(
+            sample_at, scores, mask, sample, token, inside, tokens, feature,
+            stride_token, stride_feature,
+        )  # fmt: skip
+        here = places(sample_at, token, column, stride_token, stride_feature)
+        block = tl.load(here, mask=inside[:, None] & inner, other=0.0)
+        if copy is not None:
+            there = places(
+                copy + sample * stride_sample, token, column, stride_token, stride_feature
+            )
+            tl.store(there, block, mask=inside[:, None] & inner)
+        if mask is not None:
+            block = tl.where(real[:, None], block, 0.0)
+        q, _ = charge_of(score)
+        lightness = tl.maximum(-q, 0.0)
+        sums += block.to(tl.float32) * (1 - lightness)[:, None]
+        protons += tl.maximum(q, 0.0)
+        electrons += lightness
+        net += q
+        squares += q * q
+        if leads:
+            kept = q.to(charge.dtype.element_ty)
+            tl.store(charge + sample * tokens + token, kept, mask=inside)
+    return sums, protons, electrons, net, squares
+
+
+@triton.jit
+def second_look(
+    source, scores, mask, sample, tile, column, mu, tokens, features, feature,
+    stride_sample, stride_token, stride_feature, steps,
+    NORM: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Sums of g |p - mu| and of g u, not yet added up over a tile's tokens."""
+    sample_at = source + sample * stride_sample
+    radius = tl.zeros((TOKENS,), tl.float32)
+    sums = tl.zeros((TOKENS, FEATURES), tl.float32)
+    for step in tl.range(0, steps, num_stages=STAGES):
+        token = (tile * steps + step) * TOKENS + tl.arange(0, TOKENS)
+        inside = token < tokens
+        real, score = read_scores(
+            sample_at, scores, mask, sample, token, inside, tokens, feature,
+            stride_token, stride_feature,
+        )  # fmt: skip
+        here = places(sample_at, token, column, stride_token, stride_feature)
+        offset = read_positions(here, inside, real, column, mu, mask, feature, features)
+        q, _ = charge_of(score)
+        lightness = tl.maximum(-q, 0.0)
+        length = tl.sum(sizes(offset, NORM), axis=1)
+        radius += lightness * spread_of(length, NORM)
+        sums += directions(offset, NORM) * pull_of(lightness, length, NORM)[:, None]
+    return radius, sums
+
+
+@triton.jit(do_not_specialize=["samples", "tokens", "features", "feature", "sample_units", "units"])
+def radius_kernel(
+    source, scores, mask, count, scratch, arrivals, table, mean_direction,
+    tokens, features, feature, sample_units, units, samples, first_tiles, tiles, steps,
+    ROWS: tl.constexpr, ALIGN: tl.constexpr, NORM: tl.constexpr, WHOLE: tl.constexpr,
+    TOKENS: tl.constexpr, FEATURES: tl.constexpr, KEPT: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """One program: the spread of some tokens of one sample around its nucleus."""
+    tokens, features, stride_sample, stride_token, stride_feature = unpack(
+        tokens, features, sample_units, units, ROWS, ALIGN
+    )
+    width = features
+    if scores is None:
+        width = features - 1
+    pitch = features + 4
+    place = tl.program_id(0)
+    sample = (samples - 1 - place // tiles).to(tl.int64)
+    tile = place % tiles
+    per_token = 1 / tl.load(count + sample)
+    of_first = scratch + sample * first_tiles * pitch
+    of_second = scratch + (samples.to(tl.int64) * first_tiles + sample * tiles) * pitch
+    row = of_second + tile * pitch
+    table_at = table + sample * (width + 5)
+    if WHOLE:
+        column = tl.arange(0, FEATURES)
+        mu = nucleus_of(of_first, column, features, feature, first_tiles, pitch, per_token)
+        radius, sums = second_look(
+            source, scores, mask, sample, tile, column, mu, tokens, features, feature,
+            stride_sample, stride_token, stride_feature, steps, NORM, TOKENS, FEATURES, STAGES,
+        )  # fmt: skip
+        tl.store(row + column, tl.sum(sums, axis=0), mask=column < features)
+        if tile == 0:
+            kept = (column < features) & (column != feature)
+            tl.store(table_at + 5 + position_of(column, feature), mu, mask=kept)
+    else:
+        sample_at = source + sample * stride_sample
+        token = tile * TOKENS + tl.arange(0, TOKENS)
+        inside = token < tokens
+        real, score = read_scores(
+            sample_at, scores, mask, sample, token, inside, tokens, feature,
+            stride_token, stride_feature,
+        )  # fmt: skip
+        q, _ = charge_of(score)
+        lightness = tl.maximum(-q, 0.0)
+        folded = tl.zeros((TOKENS, KEPT), tl.float32)
+        for start in range(0, features, FEATURES):
+            column = start + tl.arange(0, FEATURES)
+            mu = nucleus_of(of_first, column, features, feature, first_tiles, pitch, per_token)
+            here = places(sample_at, token, column, stride_token, stride_feature)
+            offset = read_positions(here, inside, real, column, mu, mask, feature, features)
+            folded += fold(sizes(offset, NORM), ROWS, KEPT)
+        length = tl.sum(folded, axis=1)
+        radius = lightness * spread_of(length, NORM)
+        pull = pull_of(lightness, length, NORM)
+        for start in range(0, features, FEATURES):
+            column = start + tl.arange(0, FEATURES)
+            mu = nucleus_of(of_first, column, features, feature, first_tiles, pitch, per_token)
+            here = places(sample_at, token, column, stride_token, stride_feature)
+            offset = read_positions(here, inside, real, column, mu, mask, feature, features)
+            sums = tl.sum(directions(offset, NORM) * pull[:, None], axis=0)
+            tl.store(row + column, sums, mask=column < features)
+            if tile == 0:
+                kept = (column < features) & (column != feature)
+                tl.store(table_at + 5 + position_of(column, feature), mu, mask=kept)
+    tl.store(row + features, tl.sum(radius, axis=0))
+    tl.debug_barrier()
+    if tl.atomic_add(arrivals + sample, 1, sem="acq_rel") == tiles - 1:
+        finish(
+            of_first, of_second, table_at, mean_direction + sample * width, features, feature,
+            first_tiles, tiles, pitch, per_token, FEATURES,
+        )  # fmt: skip
+
+
+@triton.jit
+def finish(
+    of_first, of_second, table_at, mean_direction, features, feature, first_tiles, tiles, pitch,
+    per_token, FEATURES: tl.constexpr,
+):  # fmt: skip
+    """Add up what both launches left of a sample; its nucleus is in the table already."""
+    columns: tl.constexpr = FEATURES if FEATURES < 256 else 256
+    for start in range(0, features, columns):
+        column = start + tl.arange(0, columns)
+        inner = column < features
+        sums = column_sums(of_second, column, inner, tiles, pitch) * per_token
+        tl.store(mean_direction + position_of(column, feature), sums, inner & (column != feature))
+    index = tl.arange(0, 4)
+    tallies = column_sums(of_first, features + index, index < 4, first_tiles, pitch)
+    tl.store(table_at + index, tallies)
+    spread = column_sums(of_second, features + index, index < 1, tiles, pitch)
+    tl.store(table_at + 4 + index, spread * per_token, mask=index < 1)
+
+
+@triton.jit
+def column_sums(rows, column, inner, tiles, pitch):
+    """What the tiles of a sample left in some columns, added up in order."""
+    sums = tl.zeros(column.shape, tl.float32)
+    for above in range(0, tiles, 8):
+        tile = above + tl.arange(0, 8)
+        at = rows + tile[:, None] * pitch + column[None, :]
+        valid = (tile < tiles)[:, None] & inner[None, :]
+        # from the cache that all programs share: others of this launch may have written it
+        sums += tl.sum(tl.load(at, mask=valid, other=0.0, cache_modifier=".cg"), axis=0)
+    return sums
+
+
+@triton.jit
+def nucleus_of(rows, column, features, feature, tiles, pitch, per_token):
+    """The nucleus by feature, 0 for the score."""
+    inner = (column < features) & (column != feature)
+    sums = tl.zeros(column.shape, tl.float32)
+    for tile in range(tiles):
+        sums += tl.load(rows + tile * pitch + column, mask=inner, other=0.0)
+    return sums * per_token
