@@ -25,6 +25,8 @@ SMALL = {
     "FIRST_FEATURES_PLANES": 16,
     "FIRST_TILES_ROWS": 3,
     "FIRST_TILES_PLANES": 3,
+    "LARGEST_SHARE": 16,
+    "SMALLEST_SHARE": 8,
     "SMALL_SAMPLE": 0,
 }
 """Sizes at which small latents take every path that large ones take: many tiles and chunks."""

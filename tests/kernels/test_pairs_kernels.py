@@ -58,14 +58,17 @@ def test_odd_shapes(samples: int, width: int, norm: int, scale: str, device: tor
 
 
 @pytest.mark.parametrize(
-    "sizes", [(4, 8, 4, 1, 1), (8, 4, 2, 1, 1), (16, 4, 8, 2, 1), (4, 4, 1, 1, 1)]
+    "sizes", [(4, 8, 4, 1, 1), (8, 4, 2, 1, 1), (16, 4, 8, 2, 1), (4, 4, 1, 1, 1), (1, 8, 16, 1, 1)]
 )
 def test_blocks_of_rows(
     sizes: tuple[int, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any cut of the matrix of pairs gives the same sums."""
     monkeypatch.setattr(pairs, "pair_blocks", lambda *shape: blocks.PairBlocks(*sizes))
+    pairs._plan.cache_clear()
     check(draw(13, 9), Terms(2, 1e-2, "mean", 1.0, 1.0), device)
+    check(draw(13, 9), Terms(1, 1e-2, "sum", 1.0, 1.0), device)
+    pairs._plan.cache_clear()
 
 
 @pytest.mark.parametrize("norm", [1, 2])

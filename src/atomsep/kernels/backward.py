@@ -8,8 +8,8 @@ own affair:
                plus -gG + w p·v - gr w |p - mu| for q < 0)
 
 Bytes: the latent and the arriving gradient in, the gradient out. Only electrons' positions are
-needed, but leaving the other rows out made the passes slower: what to read is then known only
-when the scores have come, and nothing can be loaded ahead. Bound by device memory.
+needed: where tokens are rows the others are not read, but for their scores, which come one step
+ahead, so that what to read is known in time. Bound by device memory.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -37,9 +37,10 @@ from atomsep.kernels.read import (
     read_vector,
     sizes,
     spread_of,
+    tile_mask,
     unpack,
 )
-from atomsep.kernels.strides import empty_like, geometry, token_view
+from atomsep.kernels.strides import empty_like, geometry, score_at, token_view
 
 if TYPE_CHECKING:
     from atomsep.layout import Layout
@@ -135,25 +136,27 @@ def _launch(
     tiles = ceil_div(length, blocks.tokens * blocks.steps)
     same = (None, None, None)  # the strides of the tokens, of which the compiler knows more
     numbers = (
-        *(where.tokens, where.features, features if feature is None else feature % features),
-        *(where.sample, where.wide, *(written or same), *(arriving or same), tiles, blocks.steps),
+        *(where.tokens, where.features, where.sample, where.wide),
+        *(*(written or same), *(arriving or same), tiles),
     )
     return Launch(
         *(backward_kernel, device, (samples * tiles,), numbers, blocks.warps),
-        {"NORM": norm, "ROWS": where.rows, "ALIGN": where.align,
-         "WHOLE": blocks.features >= features, "TOKENS": blocks.tokens,
-         "FEATURES": blocks.features, "KEPT": blocks.kept, "STAGES": blocks.stages},
+        {"NORM": norm, "ROWS": where.rows, "ALIGN": where.align, "FEATURE": score_at(view, feature),
+         "FULL": features % blocks.features == 0, "WHOLE": blocks.features >= features,
+         "TOKENS": blocks.tokens, "FEATURES": blocks.features, "STEPS": blocks.steps,
+         "KEPT": blocks.kept, "STAGES": blocks.stages},
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["tokens", "features", "feature", "sample_units", "units"])
+@triton.jit(do_not_specialize=["tokens", "features", "sample_units", "units"])
 def backward_kernel(
     source, scores, mask, count, table, mean_direction, arriving, grad_table, scale,
-    written, grad_scores, tokens, features, feature, sample_units, units,
+    written, grad_scores, tokens, features, sample_units, units,
     written_sample, written_token, written_feature,
-    arriving_sample, arriving_token, arriving_feature, tiles, steps,
-    NORM: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr, WHOLE: tl.constexpr,
-    TOKENS: tl.constexpr, FEATURES: tl.constexpr, KEPT: tl.constexpr, STAGES: tl.constexpr,
+    arriving_sample, arriving_token, arriving_feature, tiles,
+    NORM: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr, FEATURE: tl.constexpr,
+    FULL: tl.constexpr, WHOLE: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
+    STEPS: tl.constexpr, KEPT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program: some tokens of one sample."""
     tokens, features, stride_sample, stride_token, stride_feature = unpack(
@@ -189,39 +192,56 @@ def backward_kernel(
         arriving += sample * arriving_sample
     if WHOLE:
         column = tl.arange(0, FEATURES)
-        mu = read_vector(nucleus, column, features, feature)
-        v = pull_vector(grad_nucleus, mean_direction, factor, g_radius, column, features, feature)
-    for step in tl.range(0, steps, num_stages=STAGES):
-        token = (tile * steps + step) * TOKENS + tl.arange(0, TOKENS)
-        inside = token < tokens
-        real, score = read_scores(
-            source_at, scores, mask, sample, token, inside, tokens, feature,
+        mu = read_vector(nucleus, column, features, FEATURE)
+        v = pull_vector(grad_nucleus, mean_direction, factor, g_radius, column, features, FEATURE)
+        of_nucleus = tl.sum(mu * v, axis=0)
+    first = tile * STEPS * TOKENS + tl.arange(0, TOKENS)
+    if ROWS:
+        next_real, next_score = read_scores(
+            source_at, scores, mask, sample, first, first < tokens, tokens, FEATURE,
             stride_token, stride_feature,
         )  # fmt: skip
+    for step in tl.range(0, STEPS, num_stages=STAGES):
+        token = first + step * TOKENS
+        inside = token < tokens
+        if ROWS:  # one step ahead: who is an electron, and therefore read, is known in time
+            real, score = next_real, next_score
+            ahead = token + TOKENS
+            next_real, next_score = read_scores(
+                source_at, scores, mask, sample, ahead, ahead < tokens, tokens, FEATURE,
+                stride_token, stride_feature,
+            )  # fmt: skip
+            read = real & (score < 0)
+        else:
+            real, score = read_scores(
+                source_at, scores, mask, sample, token, inside, tokens, FEATURE,
+                stride_token, stride_feature,
+            )  # fmt: skip
+            read = inside
         q, slope = charge_of(score)
         # Sums over features: |p - mu|, and p·v = (p - mu)·v + mu·v.
         if WHOLE:
             here = places(source_at, token, column, stride_token, stride_feature)
-            offset = read_positions(here, inside, real, column, mu, mask, feature, features)
+            offset = read_positions(here, read, real, column, mu, mask, FEATURE, features, FULL)
             length = tl.sum(sizes(offset, NORM), axis=1)
-            along = tl.sum(offset * v[None, :], axis=1) + tl.sum(mu * v, axis=0)
+            along = tl.sum(offset * v[None, :], axis=1) + of_nucleus
         else:
             lengths = tl.zeros((TOKENS, KEPT), tl.float32)
             alongs = tl.zeros((TOKENS, KEPT), tl.float32)
-            of_nucleus = tl.zeros((FEATURES,), tl.float32)
+            of_nuclei = tl.zeros((FEATURES,), tl.float32)
             for start in range(0, features, FEATURES):
                 column = start + tl.arange(0, FEATURES)
-                mu = read_vector(nucleus, column, features, feature)
+                mu = read_vector(nucleus, column, features, FEATURE)
                 v = pull_vector(
-                    grad_nucleus, mean_direction, factor, g_radius, column, features, feature
+                    grad_nucleus, mean_direction, factor, g_radius, column, features, FEATURE
                 )
                 here = places(source_at, token, column, stride_token, stride_feature)
-                offset = read_positions(here, inside, real, column, mu, mask, feature, features)
+                offset = read_positions(here, read, real, column, mu, mask, FEATURE, features, FULL)
                 lengths += fold(sizes(offset, NORM), ROWS, KEPT)
                 alongs += fold(offset * v[None, :], ROWS, KEPT)
-                of_nucleus += mu * v
+                of_nuclei += mu * v
             length = tl.sum(lengths, axis=1)
-            along = tl.sum(alongs, axis=1) + tl.sum(of_nucleus, axis=0)
+            along = tl.sum(alongs, axis=1) + tl.sum(of_nuclei, axis=0)
         of_electron = share * (along - g_radius * spread_of(length, NORM)) - g_electrons
         grad_charge = g_sum + 2 * q * g_square
         grad_charge += tl.where(q > 0, g_protons, 0.0) + tl.where(q < 0, of_electron, 0.0)
@@ -231,26 +251,27 @@ def backward_kernel(
             tl.store(grad_scores + sample * tokens + token, kept, mask=inside)
         lightness = tl.maximum(-q, 0.0)
         mass = (real.to(tl.float32) - lightness) * share
+        mass = tl.where(length < 0, 0.0, mass)  # never; ties it to the layout that length has
         pull = pull_of(lightness, length, NORM) * (g_radius * share)
         if WHOLE:
             write(
-                written_at, arriving, token, column, offset, v, mass, pull, grad_score, scores,
-                tokens, features, feature, written_token, written_feature,
-                arriving_token, arriving_feature, NORM,
+                written_at, arriving, inside, token, column, offset, v, mass, pull, grad_score,
+                scores, features, FEATURE, written_token, written_feature,
+                arriving_token, arriving_feature, NORM, FULL,
             )  # fmt: skip
         else:
             for start in range(0, features, FEATURES):
                 column = start + tl.arange(0, FEATURES)
-                mu = read_vector(nucleus, column, features, feature)
+                mu = read_vector(nucleus, column, features, FEATURE)
                 v = pull_vector(
-                    grad_nucleus, mean_direction, factor, g_radius, column, features, feature
+                    grad_nucleus, mean_direction, factor, g_radius, column, features, FEATURE
                 )
                 here = places(source_at, token, column, stride_token, stride_feature)
-                offset = read_positions(here, inside, real, column, mu, mask, feature, features)
+                offset = read_positions(here, read, real, column, mu, mask, FEATURE, features, FULL)
                 write(
-                    written_at, arriving, token, column, offset, v, mass, pull, grad_score, scores,
-                    tokens, features, feature, written_token, written_feature,
-                    arriving_token, arriving_feature, NORM,
+                    written_at, arriving, inside, token, column, offset, v, mass, pull, grad_score,
+                    scores, features, FEATURE, written_token, written_feature,
+                    arriving_token, arriving_feature, NORM, FULL,
                 )  # fmt: skip
 
 
@@ -263,17 +284,17 @@ def pull_vector(grad_nucleus, mean_direction, factor, g_radius, column, features
 
 @triton.jit
 def write(
-    written, arriving, token, column, offset, v, mass, pull, grad_score, scores,
-    tokens, features, feature, written_token, written_feature, arriving_token, arriving_feature,
-    NORM: tl.constexpr,
+    written, arriving, inside, token, column, offset, v, mass, pull, grad_score, scores,
+    features, feature, written_token, written_feature, arriving_token, arriving_feature,
+    NORM: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a tile: of positions, of scores in their column, and what arrived."""
-    inside = (token < tokens)[:, None] & (column < features)[None, :]
+    valid = tile_mask(inside, column, features, FULL)
     grad = mass[:, None] * v[None, :] + pull[:, None] * directions(offset, NORM)
     if scores is None:
         grad = tl.where((column == feature)[None, :], grad_score[:, None], grad)
     if arriving is not None:
         there = places(arriving, token, column, arriving_token, arriving_feature)
-        grad += tl.load(there, mask=inside, other=0.0).to(tl.float32)
+        grad += tl.load(there, mask=valid, other=0.0).to(tl.float32)
     here = places(written, token, column, written_token, written_feature)
-    tl.store(here, grad.to(written.dtype.element_ty), mask=inside)
+    tl.store(here, grad.to(written.dtype.element_ty), mask=valid)

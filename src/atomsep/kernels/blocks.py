@@ -43,6 +43,11 @@ program of the second adds up what they left."""
 FIRST_TILES_PLANES = 2
 """The same where tokens lie together."""
 
+LARGEST_SHARE = 256
+"""Most tokens of which a program of the second launch lists the electrons, where they are rows."""
+
+SMALLEST_SHARE = 128
+"""Fewest; no fewer than `MOST_TOKENS`."""
 
 SMALL_SAMPLE = 1 << 19
 """Bytes of a sample up to which one program may take it whole. It then runs on one multiprocessor,
@@ -108,44 +113,47 @@ def nucleus_blocks(samples: int, tokens: int, features: int, itemsize: int, rows
 
 def radius_blocks(samples: int, tokens: int, features: int, itemsize: int, rows: bool) -> Blocks:
     """The second launch of the forward pass."""
+    block_features = power_of_two(features)
+    if rows and block_features <= WIDEST_ROWS:
+        block_tokens = _tokens(WARP_TILE, tokens, block_features)
+        share = power_of_two(max(1, samples * tokens // WAVE))
+        share = max(SMALLEST_SHARE, min(LARGEST_SHARE, share))
+        return _blocks(block_tokens, block_features, share // block_tokens, 3, itemsize, True)
     if rows:
-        return _rows(samples, tokens, features, itemsize, 2 * WARP_TILE, most_steps=33, stages=2)
-    return _planes(tokens, features, itemsize, widest=128, warps=4)
+        return _very_wide_rows(tokens, itemsize)
+    made = _planes(tokens, features, itemsize, widest=256)
+    if made.features < features:
+        return made
+    most = samples * ceil_div(tokens, made.tokens) // WAVE
+    return made._replace(steps=min(8, power_of_two(max(1, most))))
 
 
 def backward_blocks(samples: int, tokens: int, features: int, itemsize: int, rows: bool) -> Blocks:
     """The backward pass."""
-    if rows:
-        return _rows(samples, tokens, features, itemsize, WARP_TILE, most_steps=16, stages=3)
-    return _planes(tokens, features, itemsize, widest=256, warps=2)
-
-
-def _rows(
-    samples: int,
-    tokens: int,
-    features: int,
-    itemsize: int,
-    elements: int,
-    most_steps: int,
-    stages: int,
-) -> Blocks:
-    """Tiles as wide as the latent, loaded ahead, unless it is very wide."""
     block_features = power_of_two(features)
-    if block_features > WIDEST_ROWS:
-        return _blocks(_tokens(4 * WARP_TILE, tokens, CHUNK), CHUNK, 1, 1, itemsize, True)
-    block_tokens = _tokens(elements, tokens, block_features)
-    most = ceil_div(tokens, block_tokens)
-    steps = min(most_steps, max(1, samples * most // WAVE), most)
-    return _blocks(block_tokens, block_features, steps, min(stages, steps), itemsize, True)
+    if rows and block_features <= WIDEST_ROWS:
+        block_tokens = _tokens(WARP_TILE, tokens, block_features)
+        most = power_of_two(ceil_div(tokens, block_tokens))
+        steps = min(16, power_of_two(max(1, samples * most // WAVE)), most)
+        return _blocks(
+            block_tokens, block_features, steps, min(3, steps), itemsize, True, thread=16
+        )
+    if rows:
+        return _very_wide_rows(tokens, itemsize)
+    return _planes(tokens, features, itemsize, widest=128)
 
 
-def _planes(tokens: int, features: int, itemsize: int, widest: int, warps: int) -> Blocks:
+def _very_wide_rows(tokens: int, itemsize: int) -> Blocks:
+    return _blocks(_tokens(4 * WARP_TILE, tokens, CHUNK), CHUNK, 1, 1, itemsize, True)
+
+
+def _planes(tokens: int, features: int, itemsize: int, widest: int) -> Blocks:
     """One tile; where the latent is wider, its features come in chunks and are read twice."""
     widest = min(widest, WIDEST_PLANES)
     block_features = min(power_of_two(features), widest)
     block_tokens = min(64, _tokens(8 * WARP_TILE, tokens, block_features))
     made = _blocks(block_tokens, block_features, 1, 1, itemsize, False)
-    return made._replace(warps=min(made.warps, warps))
+    return made._replace(warps=min(made.warps, 4))
 
 
 class PairBlocks(NamedTuple):
@@ -169,11 +177,11 @@ class PairBlocks(NamedTuple):
 def pair_blocks(samples: int, width: int) -> PairBlocks:
     """All pairs of `samples` nuclei of `width` features."""
     if samples >= 2048:  # enough programs: share what is loaded
-        own, others, chunk, warps = 16, 64, 16, 8
+        own, others, chunk, warps = 16, 64, 16, 4
     elif samples > 512:
-        own, others, chunk, warps = 1, 32, 64, 1
+        own, others, chunk, warps = 8, 64, 32, 4
     elif samples > 64:
-        own, others, chunk, warps = 1, 64, 64, 4
+        own, others, chunk, warps = 2, 64, 64, 4
     else:
         own, others, chunk, warps = 1, 32, 128, 4
     return PairBlocks(own, others, min(chunk, power_of_two(width)), warps, 1)

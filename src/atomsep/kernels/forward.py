@@ -29,7 +29,7 @@ from torch import Tensor
 from atomsep.kernels.blocks import Blocks, ceil_div, nucleus_blocks, radius_blocks, sample_blocks
 from atomsep.kernels.launch import Launch, on
 from atomsep.kernels.looks import atoms_kernel, nucleus_kernel, radius_kernel
-from atomsep.kernels.strides import empty_like, geometry, token_view
+from atomsep.kernels.strides import empty_like, geometry, score_at, token_view
 
 if TYPE_CHECKING:
     from atomsep.statistics import Reading
@@ -89,10 +89,15 @@ def measure_forward(
         else:
             arrivals = torch.empty(plan.charge[0], dtype=torch.int32, device=device)
             scratch = torch.empty(plan.scratch, dtype=torch.float32, device=device)
+            lightness = order = None
+            if plan.lists:
+                lightness = torch.empty(plan.charge, dtype=torch.float32, device=device)
+                order = torch.empty(plan.charge, dtype=torch.int16, device=device)
             assert plan.nucleus is not None
             assert plan.radius is not None
-            plan.nucleus((tokens, scores, mask, target, charge, scratch, arrivals))
-            plan.radius((tokens, scores, mask, count, scratch, arrivals, table, mean_direction))
+            plan.nucleus((tokens, scores, mask, target, charge, lightness, scratch, arrivals))
+            known = tokens, scores, mask, lightness, order, count
+            plan.radius((*known, scratch, arrivals, table, mean_direction))
     return copied, charge, table, mean_direction
 
 
@@ -103,6 +108,7 @@ class _Plan(NamedTuple):
     table: tuple[int, int]
     mean_direction: tuple[int, int]
     scratch: int
+    lists: bool
     whole: Launch | None
     nucleus: Launch | None
     radius: Launch | None
@@ -124,37 +130,44 @@ def _plan(
     samples, length, features, *_ = view
     where = geometry(view)
     width = features if feature is None else features - 1
-    score_at = features if feature is None else feature % features
-    numbers = (where.tokens, where.features, score_at, where.sample, where.wide)
+    numbers = (where.tokens, where.features, where.sample, where.wide)
     out = (samples, length), (samples, FIELDS + width), (samples, width)
-    read = {"ROWS": where.rows, "ALIGN": where.align}
+    read = {"ROWS": where.rows, "ALIGN": where.align, "FEATURE": score_at(view, feature)}
 
     whole = sample_blocks(samples, length, features, dtype.itemsize, where.rows)
     if whole is not None:
         launch = Launch(
             *(atoms_kernel, device, (samples,), (*numbers, whole.steps), whole.warps),
-            {**read, "NORM": norm, "TOKENS": whole.tokens, "FEATURES": whole.features,
-             "STAGES": whole.stages},
+            {**read, "FULL": features == whole.features, "NORM": norm, "TOKENS": whole.tokens,
+             "FEATURES": whole.features, "STAGES": whole.stages},
         )  # fmt: skip
-        return _Plan(*out, 0, launch, None, None)
+        return _Plan(*out, 0, False, launch, None, None)
 
     first = nucleus_blocks(samples, length, features, dtype.itemsize, where.rows)
     second = radius_blocks(samples, length, features, dtype.itemsize, where.rows)
+    covers = second.features >= features
     tiles = _tiles(length, first)
     second_tiles = _tiles(length, second)
     nucleus = Launch(
         *(nucleus_kernel, device, (samples * tiles, ceil_div(features, first.features))),
         *((*numbers, tiles, first.steps), first.warps),
-        {**read, "TOKENS": first.tokens, "FEATURES": first.features, "STAGES": first.stages},
+        {
+            **read,
+            "FULL": features % first.features == 0,
+            "TOKENS": first.tokens,
+            "FEATURES": first.features,
+            "STAGES": first.stages,
+        },
     )
     radius = Launch(
         *(radius_kernel, device, (samples * second_tiles,)),
-        *((*numbers, samples, tiles, second_tiles, second.steps), second.warps),
-        {**read, "NORM": norm, "WHOLE": second.features >= features, "TOKENS": second.tokens,
-         "FEATURES": second.features, "KEPT": second.kept, "STAGES": second.stages},
+        *((*numbers, samples, tiles, second_tiles), second.warps),
+        {**read, "FULL": features % second.features == 0, "NORM": norm, "WHOLE": covers,
+         "TOKENS": second.tokens, "FEATURES": second.features, "STEPS": second.steps,
+         "KEPT": second.kept, "STAGES": second.stages},
     )  # fmt: skip
     scratch = samples * (tiles + second_tiles) * (features + TALLIES)
-    return _Plan(*out, scratch, None, nucleus, radius)
+    return _Plan(*out, scratch, where.rows and covers, None, nucleus, radius)
 
 
 def _tiles(length: int, blocks: Blocks) -> int:

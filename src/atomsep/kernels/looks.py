@@ -18,16 +18,17 @@ from atomsep.kernels.read import (
     read_scores,
     sizes,
     spread_of,
+    tile_mask,
     unpack,
 )
 
 
-@triton.jit(do_not_specialize=["tokens", "features", "feature", "sample_units", "units"])
+@triton.jit(do_not_specialize=["tokens", "features", "sample_units", "units"])
 def atoms_kernel(
     source, scores, mask, copy, count, charge, table, mean_direction,
-    tokens, features, feature, sample_units, units, steps,
-    ROWS: tl.constexpr, ALIGN: tl.constexpr, NORM: tl.constexpr, TOKENS: tl.constexpr,
-    FEATURES: tl.constexpr, STAGES: tl.constexpr,
+    tokens, features, sample_units, units, steps,
+    ROWS: tl.constexpr, ALIGN: tl.constexpr, FEATURE: tl.constexpr, FULL: tl.constexpr,
+    NORM: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program: both looks at one sample, in tiles as wide as the latent."""
     tokens, features, stride_sample, stride_token, stride_feature = unpack(
@@ -38,34 +39,35 @@ def atoms_kernel(
         width = features - 1
     sample = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, FEATURES)
-    kept = (column < features) & (column != feature)
+    kept = (column < features) & (column != FEATURE)
     sums, protons, electrons, net, squares = first_look(
-        source, scores, mask, copy, charge, sample, 0, column, tokens, features, feature,
-        stride_sample, stride_token, stride_feature, steps, 1, TOKENS, FEATURES, STAGES,
+        source, scores, mask, copy, charge, None, sample, 0, column, tokens, features, FEATURE,
+        stride_sample, stride_token, stride_feature, steps, 1, FULL, TOKENS, FEATURES, STAGES,
     )  # fmt: skip
     per_token = 1 / tl.load(count + sample)
     mu = tl.where(kept, tl.sum(sums, axis=0) * per_token, 0.0)
     table_at = table + sample * (width + 5)
-    tl.store(table_at + 5 + position_of(column, feature), mu, mask=kept)
+    tl.store(table_at + 5 + position_of(column, FEATURE), mu, mask=kept)
     tl.store(table_at, tl.sum(protons, axis=0))
     tl.store(table_at + 1, tl.sum(electrons, axis=0))
     tl.store(table_at + 2, tl.sum(net, axis=0))
     tl.store(table_at + 3, tl.sum(squares, axis=0))
     radius, sums = second_look(
-        source, scores, mask, sample, 0, column, mu, tokens, features, feature,
-        stride_sample, stride_token, stride_feature, steps, NORM, TOKENS, FEATURES, STAGES,
+        source, scores, mask, sample, 0, column, mu, tokens, features, FEATURE,
+        stride_sample, stride_token, stride_feature, steps, ROWS, NORM, FULL, TOKENS, FEATURES,
+        STAGES,
     )  # fmt: skip
-    tl.store(table_at + 4, tl.sum(radius, axis=0) * per_token)
-    s = mean_direction + sample * width + position_of(column, feature)
-    tl.store(s, tl.sum(sums, axis=0) * per_token, mask=kept)
+    tl.store(table_at + 4, radius * per_token)
+    s = mean_direction + sample * width + position_of(column, FEATURE)
+    tl.store(s, sums * per_token, mask=kept)
 
 
-@triton.jit(do_not_specialize=["tokens", "features", "feature", "sample_units", "units"])
+@triton.jit(do_not_specialize=["tokens", "features", "sample_units", "units"])
 def nucleus_kernel(
-    source, scores, mask, copy, charge, scratch, arrivals,
-    tokens, features, feature, sample_units, units, tiles, steps,
-    ROWS: tl.constexpr, ALIGN: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
-    STAGES: tl.constexpr,
+    source, scores, mask, copy, charge, lightness, scratch, arrivals,
+    tokens, features, sample_units, units, tiles, steps,
+    ROWS: tl.constexpr, ALIGN: tl.constexpr, FEATURE: tl.constexpr, FULL: tl.constexpr,
+    TOKENS: tl.constexpr, FEATURES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program: sums over some tokens of one sample, for some of the features."""
     tokens, features, stride_sample, stride_token, stride_feature = unpack(
@@ -79,8 +81,9 @@ def nucleus_kernel(
     row = scratch + tile.to(tl.int64) * (features + 4)
     column = chunk * FEATURES + tl.arange(0, FEATURES)
     sums, protons, electrons, net, squares = first_look(
-        source, scores, mask, copy, charge, sample, tile % tiles, column, tokens, features, feature,
-        stride_sample, stride_token, stride_feature, steps, chunk == 0, TOKENS, FEATURES, STAGES,
+        source, scores, mask, copy, charge, lightness, sample, tile % tiles, column,
+        tokens, features, FEATURE, stride_sample, stride_token, stride_feature, steps, chunk == 0,
+        FULL, TOKENS, FEATURES, STAGES,
     )  # fmt: skip
     tl.store(row + column, tl.sum(sums, axis=0), mask=column < features)
     if chunk == 0:
@@ -92,16 +95,16 @@ def nucleus_kernel(
 
 @triton.jit
 def first_look(
-    source, scores, mask, copy, charge, sample, tile, column, tokens, features, feature,
+    source, scores, mask, copy, charge, lightness, sample, tile, column, tokens, features, feature,
     stride_sample, stride_token, stride_feature, steps, leads,
-    TOKENS: tl.constexpr, FEATURES: tl.constexpr, STAGES: tl.constexpr,
+    FULL: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Weighted positions, P, G, sum q and sum q², not yet added up over a tile's tokens.
 
-    Writes the copy; and the charges, if the program leads those that read the same tokens.
+    Writes the copy; and if the program leads those that read the same tokens, the charges, and g
+    in float32 where the second look asks for it.
     """
     sample_at = source + sample * stride_sample
-    inner = (column < features)[None, :]
     sums = tl.zeros((TOKENS, FEATURES), tl.float32)
     protons = tl.zeros((TOKENS,), tl.float32)
     electrons = tl.zeros((TOKENS,), tl.float32)
@@ -115,24 +118,27 @@ def first_look(
             stride_token, stride_feature,
         )  # fmt: skip
         here = places(sample_at, token, column, stride_token, stride_feature)
-        block = tl.load(here, mask=inside[:, None] & inner, other=0.0)
+        there_is = tile_mask(inside, column, features, FULL)
+        block = tl.load(here, mask=there_is, other=0.0)
         if copy is not None:
             there = places(
                 copy + sample * stride_sample, token, column, stride_token, stride_feature
             )
-            tl.store(there, block, mask=inside[:, None] & inner)
+            tl.store(there, block, mask=there_is)
         if mask is not None:
             block = tl.where(real[:, None], block, 0.0)
         q, _ = charge_of(score)
-        lightness = tl.maximum(-q, 0.0)
-        sums += block.to(tl.float32) * (1 - lightness)[:, None]
+        g = tl.maximum(-q, 0.0)
+        sums += block.to(tl.float32) * (1 - g)[:, None]
         protons += tl.maximum(q, 0.0)
-        electrons += lightness
+        electrons += g
         net += q
         squares += q * q
         if leads:
             kept = q.to(charge.dtype.element_ty)
             tl.store(charge + sample * tokens + token, kept, mask=inside)
+            if lightness is not None:
+                tl.store(lightness + sample * tokens + token, g, mask=inside)
     return sums, protons, electrons, net, squares
 
 
@@ -140,12 +146,14 @@ def first_look(
 def second_look(
     source, scores, mask, sample, tile, column, mu, tokens, features, feature,
     stride_sample, stride_token, stride_feature, steps,
-    NORM: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, NORM: tl.constexpr, FULL: tl.constexpr, TOKENS: tl.constexpr,
+    FEATURES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Sums of g |p - mu| and of g u, not yet added up over a tile's tokens."""
+    """Sums of g |p - mu| and of g u."""
     sample_at = source + sample * stride_sample
     radius = tl.zeros((TOKENS,), tl.float32)
-    sums = tl.zeros((TOKENS, FEATURES), tl.float32)
+    # Where tokens are rows, they are added up last: until then, no thread needs another.
+    tile_sums = tl.zeros((TOKENS if ROWS else 1, FEATURES), tl.float32)
     for step in tl.range(0, steps, num_stages=STAGES):
         token = (tile * steps + step) * TOKENS + tl.arange(0, TOKENS)
         inside = token < tokens
@@ -154,22 +162,68 @@ def second_look(
             stride_token, stride_feature,
         )  # fmt: skip
         here = places(sample_at, token, column, stride_token, stride_feature)
-        offset = read_positions(here, inside, real, column, mu, mask, feature, features)
+        offset = read_positions(here, inside, real, column, mu, mask, feature, features, FULL)
         q, _ = charge_of(score)
-        lightness = tl.maximum(-q, 0.0)
+        g = tl.maximum(-q, 0.0)
         length = tl.sum(sizes(offset, NORM), axis=1)
-        radius += lightness * spread_of(length, NORM)
-        sums += directions(offset, NORM) * pull_of(lightness, length, NORM)[:, None]
-    return radius, sums
+        radius += g * spread_of(length, NORM)
+        pulls = directions(offset, NORM) * pull_of(g, length, NORM)[:, None]
+        tile_sums += pulls if ROWS else tl.sum(pulls, axis=0)[None, :]
+    return tl.sum(radius, axis=0), tl.sum(tile_sums, axis=0)
 
 
-@triton.jit(do_not_specialize=["samples", "tokens", "features", "feature", "sample_units", "units"])
+@triton.jit
+def look_at_electrons(
+    source, lightness, order, sample, tile, column, mu, tokens, features, feature,
+    stride_sample, stride_token, stride_feature,
+    NORM: tl.constexpr, FULL: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
+    SHARE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The same sums over a share of the tokens, of which the electrons alone are read."""
+    begin = tile * SHARE
+    listed_at = sample * tokens + begin
+    listed = list_electrons(lightness + listed_at, order + listed_at, tokens - begin, SHARE)
+    sample_at = source + sample * stride_sample
+    radius = tl.zeros((TOKENS,), tl.float32)
+    sums = tl.zeros((TOKENS, FEATURES), tl.float32)
+    for start in tl.range(0, listed, TOKENS, num_stages=STAGES):
+        place = start + tl.arange(0, TOKENS)
+        inside = place < listed
+        token = begin + tl.load(order + listed_at + place, mask=inside, other=0).to(tl.int32)
+        g = tl.load(lightness + listed_at + place, mask=inside, other=0.0)
+        here = places(sample_at, token, column, stride_token, stride_feature)
+        offset = read_positions(here, inside, inside, column, mu, None, feature, features, FULL)
+        length = tl.sum(sizes(offset, NORM), axis=1)
+        radius += g * spread_of(length, NORM)
+        sums += directions(offset, NORM) * pull_of(g, length, NORM)[:, None]
+    return tl.sum(radius, axis=0), tl.sum(sums, axis=0)
+
+
+@triton.jit
+def list_electrons(lightness, order, tokens, SHARE: tl.constexpr):
+    """Moves the electrons of a share of the tokens to its front, and says how many there are.
+
+    Their g replaces what stood there, and `order` says which token each was. A program has its
+    share to itself; and no g is overwritten before it was read, since whoever writes to a place
+    must have counted all before it.
+    """
+    token = tl.arange(0, SHARE)
+    g = tl.load(lightness + token, mask=token < tokens, other=0.0)
+    electron = (g > 0).to(tl.int32)
+    place = tl.cumsum(electron, axis=0) - 1
+    tl.store(lightness + place, g, mask=g > 0)
+    tl.store(order + place, token.to(tl.int16), mask=g > 0)
+    tl.debug_barrier()
+    return tl.sum(electron, axis=0)
+
+
+@triton.jit(do_not_specialize=["samples", "tokens", "features", "sample_units", "units"])
 def radius_kernel(
-    source, scores, mask, count, scratch, arrivals, table, mean_direction,
-    tokens, features, feature, sample_units, units, samples, first_tiles, tiles, steps,
-    ROWS: tl.constexpr, ALIGN: tl.constexpr, NORM: tl.constexpr, WHOLE: tl.constexpr,
-    TOKENS: tl.constexpr, FEATURES: tl.constexpr, KEPT: tl.constexpr,
-    STAGES: tl.constexpr,
+    source, scores, mask, lightness, order, count, scratch, arrivals, table, mean_direction,
+    tokens, features, sample_units, units, samples, first_tiles, tiles,
+    ROWS: tl.constexpr, ALIGN: tl.constexpr, FEATURE: tl.constexpr, FULL: tl.constexpr,
+    NORM: tl.constexpr, WHOLE: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
+    STEPS: tl.constexpr, KEPT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program: the spread of some tokens of one sample around its nucleus."""
     tokens, features, stride_sample, stride_token, stride_feature = unpack(
@@ -189,50 +243,58 @@ def radius_kernel(
     table_at = table + sample * (width + 5)
     if WHOLE:
         column = tl.arange(0, FEATURES)
-        mu = nucleus_of(of_first, column, features, feature, first_tiles, pitch, per_token)
-        radius, sums = second_look(
-            source, scores, mask, sample, tile, column, mu, tokens, features, feature,
-            stride_sample, stride_token, stride_feature, steps, NORM, TOKENS, FEATURES, STAGES,
-        )  # fmt: skip
-        tl.store(row + column, tl.sum(sums, axis=0), mask=column < features)
+        mu = nucleus_of(of_first, column, features, FEATURE, first_tiles, pitch, per_token)
+        if ROWS:
+            radius, sums = look_at_electrons(
+                source, lightness, order, sample, tile, column, mu, tokens, features, FEATURE,
+                stride_sample, stride_token, stride_feature,
+                NORM, FULL, TOKENS, FEATURES, TOKENS * STEPS, STAGES,
+            )  # fmt: skip
+        else:
+            radius, sums = second_look(
+                source, scores, mask, sample, tile, column, mu, tokens, features, FEATURE,
+                stride_sample, stride_token, stride_feature, STEPS,
+                ROWS, NORM, FULL, TOKENS, FEATURES, STAGES,
+            )  # fmt: skip
+        tl.store(row + column, sums, mask=column < features)
         if tile == 0:
-            kept = (column < features) & (column != feature)
-            tl.store(table_at + 5 + position_of(column, feature), mu, mask=kept)
+            kept = (column < features) & (column != FEATURE)
+            tl.store(table_at + 5 + position_of(column, FEATURE), mu, mask=kept)
     else:
         sample_at = source + sample * stride_sample
         token = tile * TOKENS + tl.arange(0, TOKENS)
         inside = token < tokens
         real, score = read_scores(
-            sample_at, scores, mask, sample, token, inside, tokens, feature,
+            sample_at, scores, mask, sample, token, inside, tokens, FEATURE,
             stride_token, stride_feature,
         )  # fmt: skip
         q, _ = charge_of(score)
-        lightness = tl.maximum(-q, 0.0)
+        g = tl.maximum(-q, 0.0)
         folded = tl.zeros((TOKENS, KEPT), tl.float32)
         for start in range(0, features, FEATURES):
             column = start + tl.arange(0, FEATURES)
-            mu = nucleus_of(of_first, column, features, feature, first_tiles, pitch, per_token)
+            mu = nucleus_of(of_first, column, features, FEATURE, first_tiles, pitch, per_token)
             here = places(sample_at, token, column, stride_token, stride_feature)
-            offset = read_positions(here, inside, real, column, mu, mask, feature, features)
+            offset = read_positions(here, inside, real, column, mu, mask, FEATURE, features, FULL)
             folded += fold(sizes(offset, NORM), ROWS, KEPT)
         length = tl.sum(folded, axis=1)
-        radius = lightness * spread_of(length, NORM)
-        pull = pull_of(lightness, length, NORM)
+        radius = tl.sum(g * spread_of(length, NORM), axis=0)
+        pull = pull_of(g, length, NORM)
         for start in range(0, features, FEATURES):
             column = start + tl.arange(0, FEATURES)
-            mu = nucleus_of(of_first, column, features, feature, first_tiles, pitch, per_token)
+            mu = nucleus_of(of_first, column, features, FEATURE, first_tiles, pitch, per_token)
             here = places(sample_at, token, column, stride_token, stride_feature)
-            offset = read_positions(here, inside, real, column, mu, mask, feature, features)
+            offset = read_positions(here, inside, real, column, mu, mask, FEATURE, features, FULL)
             sums = tl.sum(directions(offset, NORM) * pull[:, None], axis=0)
             tl.store(row + column, sums, mask=column < features)
             if tile == 0:
-                kept = (column < features) & (column != feature)
-                tl.store(table_at + 5 + position_of(column, feature), mu, mask=kept)
-    tl.store(row + features, tl.sum(radius, axis=0))
+                kept = (column < features) & (column != FEATURE)
+                tl.store(table_at + 5 + position_of(column, FEATURE), mu, mask=kept)
+    tl.store(row + features, radius)
     tl.debug_barrier()
     if tl.atomic_add(arrivals + sample, 1, sem="acq_rel") == tiles - 1:
         finish(
-            of_first, of_second, table_at, mean_direction + sample * width, features, feature,
+            of_first, of_second, table_at, mean_direction + sample * width, features, FEATURE,
             first_tiles, tiles, pitch, per_token, FEATURES,
         )  # fmt: skip
 
@@ -273,7 +335,4 @@ def column_sums(rows, column, inner, tiles, pitch):
 def nucleus_of(rows, column, features, feature, tiles, pitch, per_token):
     """The nucleus by feature, 0 for the score."""
     inner = (column < features) & (column != feature)
-    sums = tl.zeros(column.shape, tl.float32)
-    for tile in range(tiles):
-        sums += tl.load(rows + tile * pitch + column, mask=inner, other=0.0)
-    return sums * per_token
+    return column_sums(rows, column, inner, tiles, pitch) * per_token

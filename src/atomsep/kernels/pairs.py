@@ -27,6 +27,7 @@ from torch import Tensor
 from atomsep.functional import OCCUPANCY_TARGET
 from atomsep.kernels.blocks import ceil_div, pair_blocks
 from atomsep.kernels.launch import Launch, on
+from atomsep.kernels.read import directions, sizes
 
 if TYPE_CHECKING:
     from atomsep.pairs import Terms
@@ -122,11 +123,12 @@ def pairs_kernel(
     own = tl.program_id(0) * OWN + tl.arange(0, OWN)
     inside = own < samples
     p, g, net, r, unit = read_samples(table, count, pitch, own, inside, MEAN)
-    energy = tl.zeros((OWN,), tl.float32)
-    g_protons = tl.zeros((OWN,), tl.float32)
-    g_electrons = tl.zeros((OWN,), tl.float32)
-    g_net = tl.zeros((OWN,), tl.float32)
-    g_radius = tl.zeros((OWN,), tl.float32)
+    # Sums over others, not yet added up over a block of them.
+    energy = tl.zeros((OTHERS, OWN), tl.float32)
+    g_protons = tl.zeros((OTHERS, OWN), tl.float32)
+    g_electrons = tl.zeros((OTHERS, OWN), tl.float32)
+    g_net = tl.zeros((OTHERS, OWN), tl.float32)
+    g_radius = tl.zeros((OTHERS, OWN), tl.float32)
     own_at = own.to(tl.int64) * pitch
     for start_other in range(0, samples, OTHERS):
         other = start_other + tl.arange(0, OTHERS)
@@ -136,9 +138,10 @@ def pairs_kernel(
         )
         length = tl.zeros((OTHERS, OWN), tl.float32)
         for start in tl.range(0, width, CHUNK, num_stages=STAGES):
-            difference = differences(table, own, inside, other, there, start, pitch, CHUNK)
-            size = difference * difference if NORM == 2 else tl.abs(difference)
-            length += tl.sum(size, axis=0)
+            mine, theirs = read_nuclei(table, own, inside, other, there, start, pitch, CHUNK)
+            # Features first: their sum stays within a thread.
+            difference = mine[:, None, :] - tl.trans(theirs)[:, :, None]
+            length += tl.sum(sizes(difference, NORM), axis=0)
         pair = inside[None, :] & there[:, None] & (own[None, :] != other[:, None])
         # A sample is replaced before dividing by its distance to itself.
         raw = tl.where(pair, tl.sqrt(length) if NORM == 2 else length, 1.0)
@@ -150,23 +153,22 @@ def pairs_kernel(
         product = net_other[:, None] * net[None, :]
         opposite = p_other[:, None] * g[None, :] + g_other[:, None] * p[None, :]
         if losses is not None:
-            energy += tl.sum((product + opposite * rho) * inverse, axis=0)
+            energy += (product + opposite * rho) * inverse
         if slopes is not None:
             near = rho * inverse
-            g_protons += tl.sum(near * g_other[:, None], axis=0)
-            g_electrons += tl.sum(near * p_other[:, None], axis=0)
-            g_net += tl.sum(inverse * net_other[:, None], axis=0)
-            g_radius += tl.sum(tl.where(pair, opposite * further * further, 0.0), axis=0)
+            g_protons += near * g_other[:, None]
+            g_electrons += near * p_other[:, None]
+            g_net += inverse * net_other[:, None]
+            g_radius += tl.where(pair, opposite * further * further, 0.0)
             slope = -(product + opposite * rho * (2 - rho)) * inverse * inverse
             # d(softened)/d(raw) = raw / softened; norm 2 divides the difference by raw again.
             push = slope * inverse if NORM == 2 else slope * (raw * inverse)
             push *= 2 * pair_weight
             for start in tl.range(0, width, CHUNK, num_stages=STAGES):
-                difference = differences(table, own, inside, other, there, start, pitch, CHUNK)
-                if NORM == 1:
-                    above, below = difference > 0, difference < 0
-                    difference = tl.where(above, 1.0, 0.0) - tl.where(below, 1.0, 0.0)
-                part = tl.sum(difference * push[None, :, :], axis=1)
+                mine, theirs = read_nuclei(table, own, inside, other, there, start, pitch, CHUNK)
+                # Others first: now it is their sum that stays within a thread.
+                difference = mine[None, :, :] - theirs[:, :, None]
+                part = tl.sum(directions(difference, NORM) * push[:, None, :], axis=0)
                 column = start + tl.arange(0, CHUNK)
                 valid = (column < width)[:, None] & inside[None, :]
                 at = slopes + own_at[None, :] + 5 + column[:, None]
@@ -176,15 +178,17 @@ def pairs_kernel(
     tokens = tl.load(count + own, mask=inside, other=0.0)
     excess = (squares - target * tokens) * unit
     if losses is not None:
-        loss = energy * pair_weight + neutrality * net * net + occupancy * excess * excess
+        constraints = neutrality * net * net + occupancy * excess * excess
+        loss = tl.sum(energy, axis=0) * pair_weight + constraints
         tl.store(losses + tl.program_id(0), tl.sum(tl.where(inside, loss, 0.0), axis=0))
     if slopes is not None:
-        of_net = 2 * unit * (pair_weight * g_net + neutrality * net)
-        tl.store(slopes + own_at, 2 * pair_weight * unit * g_protons, mask=inside)
-        tl.store(slopes + own_at + 1, 2 * pair_weight * unit * g_electrons, mask=inside)
+        twice = 2 * pair_weight * unit
+        of_net = twice * tl.sum(g_net, axis=0) + 2 * unit * neutrality * net
+        tl.store(slopes + own_at, twice * tl.sum(g_protons, axis=0), mask=inside)
+        tl.store(slopes + own_at + 1, twice * tl.sum(g_electrons, axis=0), mask=inside)
         tl.store(slopes + own_at + 2, of_net, mask=inside)
         tl.store(slopes + own_at + 3, 2 * occupancy * excess * unit, mask=inside)
-        tl.store(slopes + own_at + 4, pair_weight * g_radius, mask=inside)
+        tl.store(slopes + own_at + 4, pair_weight * tl.sum(g_radius, axis=0), mask=inside)
 
 
 @triton.jit
@@ -201,23 +205,20 @@ def read_samples(table, count, pitch, sample, inside, MEAN: tl.constexpr):
 
 
 @triton.jit
-def differences(table, own, inside, other, there, start, pitch, CHUNK: tl.constexpr):
-    """Some features of own minus other nuclei, `(chunk, others, own)`.
-
-    Features come first and own samples last: sums over features then stay within a thread, sums
-    over others cross warps only, and no sum crosses the lanes of a warp.
-    """
+def read_nuclei(table, own, inside, other, there, start, pitch, CHUNK: tl.constexpr):
+    """Some features of own and other nuclei, `(chunk, own)` and `(others, chunk)`."""
     column = start + tl.arange(0, CHUNK)
-    valid = (column < pitch - 5)[:, None]
+    valid = column < pitch - 5
+    nuclei = table + 5
     mine = tl.load(
-        table + 5 + own.to(tl.int64)[None, :] * pitch + column[:, None],
-        mask=valid & inside[None, :], other=0.0,
+        nuclei + own.to(tl.int64)[None, :] * pitch + column[:, None],
+        mask=valid[:, None] & inside[None, :], other=0.0,
     )  # fmt: skip
     theirs = tl.load(
-        table + 5 + other.to(tl.int64)[None, :] * pitch + column[:, None],
-        mask=valid & there[None, :], other=0.0,
+        nuclei + other.to(tl.int64)[:, None] * pitch + column[None, :],
+        mask=there[:, None] & valid[None, :], other=0.0,
     )  # fmt: skip
-    return mine[:, None, :] - theirs[:, :, None]
+    return mine, theirs
 
 
 @triton.jit

@@ -52,7 +52,7 @@ def read_scores(
     if mask is not None:
         real = inside & tl.load(mask + place, mask=inside, other=0)
     if scores is None:
-        feature_at = sample_at + feature.to(tl.int64) * stride_feature
+        feature_at = sample_at + feature * stride_feature
         raw = tl.load(feature_at + token.to(tl.int64) * stride_token, mask=real, other=0.0)
     else:
         raw = tl.load(scores + place, mask=real, other=0.0)
@@ -80,14 +80,26 @@ def places(sample_at, token, column, stride_token, stride_feature):
 
 
 @triton.jit
-def read_positions(here, read, clean, column, mu, mask, feature, features):
+def tile_mask(token, column, features, FULL: tl.constexpr):
+    """Which numbers of a tile there are: of these tokens, and of no feature beyond the last.
+
+    FULL where the features fill all tiles: a mask that says nothing still takes registers.
+    """
+    if FULL:
+        return token[:, None]
+    else:  # noqa: RET505  (the compiler drops one branch)
+        return token[:, None] & (column < features)[None, :]
+
+
+@triton.jit
+def read_positions(here, read, clean, column, mu, mask, feature, features, FULL: tl.constexpr):
     """Positions minus the nucleus in float32, 0 for the score, whose `mu` is 0.
 
     Finite, but without meaning, where `read` is false. A mask that changes along the direction of
     reading would split the loads: all tokens of a masked latent are read, and those that are not
     `clean` replaced.
     """
-    block = tl.load(here, mask=read[:, None] & (column < features)[None, :], other=0.0)
+    block = tl.load(here, mask=tile_mask(read, column, features, FULL), other=0.0)
     if mask is not None:
         block = tl.where(clean[:, None], block, 0.0)
     kept = tl.where(column == feature, 0.0, 1.0)

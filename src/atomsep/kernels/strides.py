@@ -51,6 +51,11 @@ def token_view(shape: tuple[int, ...], stride: tuple[int, ...], layout: Layout) 
     )
 
 
+def score_at(view: View, feature: int | None) -> int:
+    """The feature that is the score, from 0; one that no token has where scores come apart."""
+    return 1 << 30 if feature is None else feature % view.features
+
+
 class Geometry(NamedTuple):
     """Where the numbers of `(M, N, h)` tokens lie, as the kernels take it.
 
