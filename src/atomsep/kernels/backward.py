@@ -167,7 +167,7 @@ def backward_kernel(
     if arriving_sample is None:
         arriving_sample, arriving_token = stride_sample, stride_token
         arriving_feature = stride_feature
-    tile = tl.program_id(0)
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # what arrives was written last at the end
     sample = (tile // tiles).to(tl.int64)
     tile = tile % tiles
     share = 1 / tl.load(count + sample)

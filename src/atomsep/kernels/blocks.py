@@ -43,11 +43,11 @@ program of the second adds up what they left."""
 FIRST_TILES_PLANES = 2
 """The same where tokens lie together."""
 
-LARGEST_SHARE = 256
+LARGEST_SHARE = 512
 """Most tokens of which a program of the second launch lists the electrons, where they are rows."""
 
 SMALLEST_SHARE = 128
-"""Fewest; no fewer than `MOST_TOKENS`."""
+"""Fewest, unless the sample has no more."""
 
 SMALL_SAMPLE = 1 << 19
 """Bytes of a sample up to which one program may take it whole. It then runs on one multiprocessor,
@@ -116,9 +116,9 @@ def radius_blocks(samples: int, tokens: int, features: int, itemsize: int, rows:
     block_features = power_of_two(features)
     if rows and block_features <= WIDEST_ROWS:
         block_tokens = _tokens(WARP_TILE, tokens, block_features)
-        share = power_of_two(max(1, samples * tokens // WAVE))
-        share = max(SMALLEST_SHARE, min(LARGEST_SHARE, share))
-        return _blocks(block_tokens, block_features, share // block_tokens, 3, itemsize, True)
+        share = power_of_two(ceil_div(tokens, electron_programs(samples, tokens)))
+        steps = ceil_div(share, block_tokens)
+        return _blocks(block_tokens, block_features, steps, 3, itemsize, True)
     if rows:
         return _very_wide_rows(tokens, itemsize)
     made = _planes(tokens, features, itemsize, widest=256)
@@ -128,13 +128,19 @@ def radius_blocks(samples: int, tokens: int, features: int, itemsize: int, rows:
     return made._replace(steps=min(8, power_of_two(max(1, most))))
 
 
+def electron_programs(samples: int, tokens: int) -> int:
+    """Programs of the second launch that share a sample's electrons, where tokens are rows."""
+    least, most = ceil_div(tokens, LARGEST_SHARE), ceil_div(tokens, SMALLEST_SHARE)
+    return max(least, min(most, 2 * WAVE // samples))
+
+
 def backward_blocks(samples: int, tokens: int, features: int, itemsize: int, rows: bool) -> Blocks:
     """The backward pass."""
     block_features = power_of_two(features)
     if rows and block_features <= WIDEST_ROWS:
         block_tokens = _tokens(WARP_TILE, tokens, block_features)
         most = power_of_two(ceil_div(tokens, block_tokens))
-        steps = min(16, power_of_two(max(1, samples * most // WAVE)), most)
+        steps = min(8, power_of_two(max(1, samples * most // WAVE)), most)
         return _blocks(
             block_tokens, block_features, steps, min(3, steps), itemsize, True, thread=16
         )
@@ -180,8 +186,10 @@ def pair_blocks(samples: int, width: int) -> PairBlocks:
         own, others, chunk, warps = 16, 64, 16, 4
     elif samples > 512:
         own, others, chunk, warps = 8, 64, 32, 4
+    elif samples > 256:
+        own, others, chunk, warps = 4, 64, 64, 4
     elif samples > 64:
-        own, others, chunk, warps = 2, 64, 64, 4
+        own, others, chunk, warps = 2, 128, 64, 8
     else:
         own, others, chunk, warps = 1, 32, 128, 4
     return PairBlocks(own, others, min(chunk, power_of_two(width)), warps, 1)

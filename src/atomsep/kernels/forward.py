@@ -10,12 +10,16 @@ numbers a sample come out. The copy, where one is due, is written with the first
 
 **Small samples** are a program's each, in one launch: the second look finds them in the cache.
 
-**Large samples** take a launch a look, and are read twice, the second time from the batch's end to
-its beginning, so that what the first launch read last is still in the cache. A sample is cut into
-tiles of tokens, and a program leaves the sums of its tile in scratch memory. The second launch
-adds up those of the first before it starts, and the last of a sample's programs to arrive adds up
-those of the second: always in the same order, so that no sum depends on who comes last. No
-program waits for another. Bound by device memory.
+**Large samples** take a launch a look, and are looked at twice: first from the batch's end to its
+beginning, then the other way round. So the first look meets in the cache what the layer wrote last,
+and the second what the first read last. A sample is cut into tiles of tokens, and a program leaves
+the sums of its tile in scratch memory. The second launch adds up those of the first before it
+starts, and the last of a sample's programs to arrive adds up those of the second: always in the
+same order, so that no sum depends on who comes last. No program waits for another. Bound by device
+memory.
+
+Where tokens are rows, the second look reads electrons alone: a program lists those of its share of
+the tokens, from what the first look kept of the charges, and works through the list.
 """
 
 from __future__ import annotations
@@ -26,7 +30,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from atomsep.kernels.blocks import Blocks, ceil_div, nucleus_blocks, radius_blocks, sample_blocks
+from atomsep.kernels.blocks import (
+    Blocks,
+    ceil_div,
+    electron_programs,
+    nucleus_blocks,
+    radius_blocks,
+    sample_blocks,
+)
 from atomsep.kernels.launch import Launch, on
 from atomsep.kernels.looks import atoms_kernel, nucleus_kernel, radius_kernel
 from atomsep.kernels.strides import empty_like, geometry, score_at, token_view
@@ -146,8 +157,9 @@ def _plan(
     first = nucleus_blocks(samples, length, features, dtype.itemsize, where.rows)
     second = radius_blocks(samples, length, features, dtype.itemsize, where.rows)
     covers = second.features >= features
+    lists = where.rows and covers
     tiles = _tiles(length, first)
-    second_tiles = _tiles(length, second)
+    second_tiles = electron_programs(samples, length) if lists else _tiles(length, second)
     nucleus = Launch(
         *(nucleus_kernel, device, (samples * tiles, ceil_div(features, first.features))),
         *((*numbers, tiles, first.steps), first.warps),
@@ -161,13 +173,13 @@ def _plan(
     )
     radius = Launch(
         *(radius_kernel, device, (samples * second_tiles,)),
-        *((*numbers, samples, tiles, second_tiles), second.warps),
+        *((*numbers, samples, tiles, second_tiles, ceil_div(length, second_tiles)), second.warps),
         {**read, "FULL": features % second.features == 0, "NORM": norm, "WHOLE": covers,
          "TOKENS": second.tokens, "FEATURES": second.features, "STEPS": second.steps,
          "KEPT": second.kept, "STAGES": second.stages},
     )  # fmt: skip
     scratch = samples * (tiles + second_tiles) * (features + TALLIES)
-    return _Plan(*out, scratch, where.rows and covers, None, nucleus, radius)
+    return _Plan(*out, scratch, lists, None, nucleus, radius)
 
 
 def _tiles(length: int, blocks: Blocks) -> int:

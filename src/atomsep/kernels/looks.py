@@ -73,7 +73,7 @@ def nucleus_kernel(
     tokens, features, stride_sample, stride_token, stride_feature = unpack(
         tokens, features, sample_units, units, ROWS, ALIGN
     )
-    tile = tl.program_id(0)
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
     chunk = tl.program_id(1)
     sample = (tile // tiles).to(tl.int64)
     if (tile % tiles == 0) & (chunk == 0):
@@ -174,15 +174,14 @@ def second_look(
 
 @triton.jit
 def look_at_electrons(
-    source, lightness, order, sample, tile, column, mu, tokens, features, feature,
+    source, lightness, order, sample, begin, end, column, mu, tokens, features, feature,
     stride_sample, stride_token, stride_feature,
     NORM: tl.constexpr, FULL: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
     SHARE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The same sums over a share of the tokens, of which the electrons alone are read."""
-    begin = tile * SHARE
     listed_at = sample * tokens + begin
-    listed = list_electrons(lightness + listed_at, order + listed_at, tokens - begin, SHARE)
+    listed = list_electrons(lightness + listed_at, order + listed_at, end - begin, SHARE)
     sample_at = source + sample * stride_sample
     radius = tl.zeros((TOKENS,), tl.float32)
     sums = tl.zeros((TOKENS, FEATURES), tl.float32)
@@ -220,7 +219,7 @@ def list_electrons(lightness, order, tokens, SHARE: tl.constexpr):
 @triton.jit(do_not_specialize=["samples", "tokens", "features", "sample_units", "units"])
 def radius_kernel(
     source, scores, mask, lightness, order, count, scratch, arrivals, table, mean_direction,
-    tokens, features, sample_units, units, samples, first_tiles, tiles,
+    tokens, features, sample_units, units, samples, first_tiles, tiles, span,
     ROWS: tl.constexpr, ALIGN: tl.constexpr, FEATURE: tl.constexpr, FULL: tl.constexpr,
     NORM: tl.constexpr, WHOLE: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
     STEPS: tl.constexpr, KEPT: tl.constexpr, STAGES: tl.constexpr,
@@ -234,7 +233,7 @@ def radius_kernel(
         width = features - 1
     pitch = features + 4
     place = tl.program_id(0)
-    sample = (samples - 1 - place // tiles).to(tl.int64)
+    sample = (place // tiles).to(tl.int64)
     tile = place % tiles
     per_token = 1 / tl.load(count + sample)
     of_first = scratch + sample * first_tiles * pitch
@@ -245,8 +244,10 @@ def radius_kernel(
         column = tl.arange(0, FEATURES)
         mu = nucleus_of(of_first, column, features, FEATURE, first_tiles, pitch, per_token)
         if ROWS:
+            begin = tile * span
+            end = tl.minimum(begin + span, tokens)
             radius, sums = look_at_electrons(
-                source, lightness, order, sample, tile, column, mu, tokens, features, FEATURE,
+                source, lightness, order, sample, begin, end, column, mu, tokens, features, FEATURE,
                 stride_sample, stride_token, stride_feature,
                 NORM, FULL, TOKENS, FEATURES, TOKENS * STEPS, STAGES,
             )  # fmt: skip
