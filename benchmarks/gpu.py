@@ -1,6 +1,6 @@
 """Time and memory of the loss on a GPU.
 
-    python -m benchmarks.gpu [--only loss,steps,pairs,growth] [--turns 9] [--skip-parity]
+    python -m benchmarks.gpu [--only loss,passes,pairs,growth,steps] [--turns 9] [--skip-parity]
 
 Runs the kernels' parity tests first and stops if one fails: no speed without the right answer.
 Then measures the copy bandwidth and, in the same run, every contender of every case; prints
@@ -19,15 +19,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from atomsep import AtomLoss, use_kernels
+from atomsep import AtomLoss, kernels, use_kernels
 from atomsep.layout import Axes, Layout
 from atomsep.pairs import Terms, total_loss
-from atomsep.statistics import Statistics
+from atomsep.statistics import Reading, Statistics
 from benchmarks import alternatives, record, steps
 
 LATENTS: dict[str, tuple[tuple[int, ...], torch.dtype, Axes, bool]] = {
@@ -157,6 +158,35 @@ def loss_alone(bandwidth: float) -> None:
     record.append("gpu_loss", rows)
 
 
+def passes() -> None:
+    """The device's time of each pass of the kernels, without the host."""
+    rows: list[dict[str, object]] = []
+    terms = Terms(2, 1e-2, "mean", 1.0, 1.0)
+    print("\npasses, device alone, us: forward, with a copy, pairs, backward")
+    for case in LATENTS:
+        latent, axes = make_latent(case)
+        latent = latent.detach()
+        reading = Reading(Layout(axes), 0, 2)
+        samples, length, _ = reading.layout.sizes(latent)
+        count = torch.full((samples,), float(length), device="cuda")
+        arriving = torch.randn_like(latent)
+        known = latent, None, None, count
+        _, _, table, mean_direction = kernels.measure_forward(*known, reading, copy=False)
+        _, slopes = kernels.pairs_forward(table, count, terms, True)
+        assert slopes is not None
+        back = *known, table, mean_direction, reading, arriving, slopes
+        times = {
+            "forward": partial(kernels.measure_forward, *known, reading, copy=False),
+            "forward_with_copy": partial(kernels.measure_forward, *known, reading, copy=True),
+            "pairs": partial(kernels.pairs_forward, table, count, terms, True),
+            "backward": partial(kernels.measure_backward, *back),
+        }
+        us = {name: round(1e3 * device_ms(run), 1) for name, run in times.items()}
+        print(f"  {case:50} " + "  ".join(f"{value:7.1f}" for value in us.values()))
+        rows.append({"case": case, **us})
+    record.append("gpu_passes", rows)
+
+
 def with_kernels(mode: str, run: Callable[[], None]) -> Callable[[], None]:
     def switched() -> None:
         with use_kernels(mode):
@@ -273,7 +303,7 @@ def growth() -> None:
 
 def main(argv: list[str] | None = None) -> Any:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="loss,steps,pairs,growth")
+    parser.add_argument("--only", default="loss,passes,pairs,growth,steps")
     parser.add_argument("--case", default="", help="only training steps whose name holds this")
     parser.add_argument("--turns", type=int, default=9, help="of each step; more for less noise")
     parser.add_argument("--skip-parity", action="store_true")
@@ -290,6 +320,8 @@ def main(argv: list[str] | None = None) -> Any:
     wanted = args.only.split(",")
     if "loss" in wanted:
         loss_alone(bandwidth)
+    if "passes" in wanted:
+        passes()
     if "pairs" in wanted:
         pairs_alone()
     if "growth" in wanted:

@@ -288,6 +288,26 @@ def test_charges_at_their_limits(memory: str, device: torch.device) -> None:
     assert grad.isfinite().all()
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.usefixtures("small_blocks")
+def test_rows_of_other_than_electrons_are_read_once(masked: bool, device: torch.device) -> None:
+    """The backward pass needs their scores alone: whatever else they hold by then."""
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randn(3, 41, 20, generator=generator).to(device)
+    mask = (torch.rand(3, 41, generator=generator) < 0.8).to(device) if masked else None
+    reading = Reading(Layout("channels_last"), 0, 2)
+    count = count_tokens(source, mask)
+    known = None, mask, count
+    _, _, table, mean_direction = kernels.measure_forward(source, *known, reading, False)
+    passed, arriving = torch.randn_like(source), torch.randn_like(table)
+    rest = *known, table, mean_direction, reading, passed, arriving
+    before, _ = kernels.measure_backward(source, *rest)
+    source[:, :, 1:][source[:, :, 0] >= 0] = torch.nan
+    after, _ = kernels.measure_backward(source, *rest)
+    assert before.isfinite().all()
+    assert torch.equal(before, after)
+
+
 @pytest.mark.parametrize("memory", ["rows", "planes"])
 @pytest.mark.usefixtures("small_blocks")
 def test_the_same_bits_every_time(memory: str, device: torch.device) -> None:
