@@ -80,7 +80,7 @@ class Layout:
         """A mask of the layer's tokens, `(M, H, W)` or `(M, L)`, as `(M, N)`."""
         expected = self.token_shape(output)
         length = math.prod(expected[1:])
-        if mask.shape == (expected[0], length - self.skip):
+        if self.skip and mask.shape == (expected[0], length - self.skip):
             mask = torch.nn.functional.pad(mask, (self.skip, 0))
         if tuple(mask.shape) != expected and mask.shape != (expected[0], length):
             raise ValueError(
