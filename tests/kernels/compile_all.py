@@ -36,35 +36,42 @@ def compile_kernel(kernel: Any, warps: int, **constants: Any) -> None:
     triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
+NONE = dict.fromkeys(("scores", "mask", "copy", "arriving", "scale", "grad_scores"))
+ALIKE = dict.fromkeys(
+    f"{a}_{b}" for a in ("written", "arriving") for b in ("sample", "token", "feature")
+)
+KINDS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    "everything given": (1, {}, {"FEATURE": 1 << 30, "FULL": True, "NORM": 2}),
+    "nothing given": (1, {**NONE, **ALIKE}, {"FEATURE": 3, "FULL": False, "NORM": 1}),
+    "as usual": (
+        4, {**{k: None for k in NONE if k != "arriving"}, **ALIKE},
+        {"FEATURE": 0, "FULL": True, "NORM": 2},
+    ),
+}  # fmt: skip
+"""Warps, arguments that are None, and constants."""
+
+
 def main() -> None:
-    none = dict.fromkeys(("scores", "mask", "copy", "arriving", "scale", "grad_scores"))
-    strides = [f"{a}_{b}" for a in ("written", "arriving") for b in ("sample", "token", "feature")]
-    alike = dict.fromkeys(strides)
     done = 0
-    for rows, whole, given in itertools.product((True, False), (True, False), (True, False)):
-        optional = {} if given else none
-        tile = {"ROWS": rows, "ALIGN": 8, "TOKENS": 4 if rows else 32, "STAGES": 2}
-        tile |= {"FEATURE": 0, "FULL": given}
-        width = 64 if whole else 32
-        shape = {**tile, "FEATURES": width, "KEPT": 8}
-        norm = 2 if given else 1
-        if whole:
-            first = {k: v for k, v in shape.items() if k != "KEPT"}
-            both = {**first, "NORM": norm}
-            missing = {k: v for k, v in optional.items() if k in ("scores", "mask", "copy")}
-            lists = {} if rows else {"lightness": None}
-            compile_kernel(looks.nucleus_kernel, 1, **first, **missing, **lists)
-            compile_kernel(looks.atoms_kernel, 1, **both, **missing)
-        second = {**shape, "NORM": norm, "WHOLE": whole, "STEPS": 8}
-        skip = {k: v for k, v in optional.items() if k in ("scores", "mask")}
+    for (warps, missing, kind), rows, whole in itertools.product(
+        KINDS.values(), (True, False), (True, False)
+    ):
+        tile = {"ROWS": rows, "ALIGN": 8, "TOKENS": 4 if rows else 32, "STAGES": 2, **kind}
+        tile |= {"FEATURES": 64 if whole else 32}
+        second = {**tile, "WHOLE": whole, "STEPS": 8, "KEPT": 8}
         lists = {} if rows and whole else {"lightness": None, "order": None}
-        compile_kernel(looks.radius_kernel, 1, **second, **skip, **lists)
-        missing = {k: v for k, v in optional.items() if k != "copy"}
-        compile_kernel(backward.backward_kernel, 1, **second, **missing, **({} if given else alike))
-        done += 2 + 2 * whole
+        kernels = [(looks.radius_kernel, second), (backward.backward_kernel, second)]
+        if whole:
+            first = {k: v for k, v in tile.items() if k != "NORM"}
+            kernels += [(looks.nucleus_kernel, first), (looks.atoms_kernel, tile)]
+        for kernel, constants in kernels:
+            names = kernel.arg_names
+            absent = {k: None for k in (*missing, *lists) if k in names}
+            compile_kernel(kernel, warps, **constants, **absent)
+            done += 1
     parts = ({"grad": None}, {"grad": None, "slopes": None}, {"losses": None})
     for norm, missing in itertools.product((1, 2), parts):
-        blocks = {"NORM": norm, "MEAN": True, "OWN": 4, "OTHERS": 32, "CHUNK": 32, "STAGES": 1}
+        blocks = {"NORM": norm, "MEAN": True, "OWN": 4, "OTHERS": 32, "CHUNK": 32}
         compile_kernel(pairs.pairs_kernel, 4, **blocks, **missing)
         done += 1
     print(f"{done} kernels compiled")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atomsep import kernels
 from atomsep.checks import count_tokens
-from atomsep.kernels import blocks
+from atomsep.kernels import blocks, forward
 from atomsep.layout import Layout
 from atomsep.slabs import backward_slabs, forward_slabs
 from atomsep.statistics import Reading
@@ -220,9 +220,16 @@ def test_odd_shapes_in_many_tiles(case: Case, device: torch.device) -> None:
 
 @pytest.mark.parametrize("memory", ["rows", "planes"])
 def test_many_tokens_of_few_features(memory: str, device: torch.device) -> None:
-    """Charges and the list of electrons take more than one step."""
+    """Charges take more than one step."""
     check(Case(2, 150, 3, memory), device)
     check(Case(2, 150, 3, memory, torch.bfloat16, 1, masked=True), device)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_electrons_in_many_lists(device: torch.device) -> None:
+    """Also where the last program's share begins beyond the last token."""
+    check(Case(1, 145, 3), device)
+    check(Case(2, 150, 3, "rows", torch.bfloat16, 1, masked=True), device)
 
 
 @pytest.mark.parametrize("memory", ["rows", "planes"])
@@ -288,31 +295,49 @@ def test_charges_at_their_limits(memory: str, device: torch.device) -> None:
     assert grad.isfinite().all()
 
 
+@pytest.mark.parametrize("features", [20, 40])  # at once, or in chunks
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.usefixtures("small_blocks")
-def test_rows_of_other_than_electrons_are_read_once(masked: bool, device: torch.device) -> None:
-    """The backward pass needs their scores alone: whatever else they hold by then."""
+def test_rows_of_other_than_electrons_are_read_once(
+    masked: bool, features: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the first look their scores are enough: whatever else they hold by then."""
     generator = torch.Generator().manual_seed(0)
-    source = torch.randn(3, 41, 20, generator=generator).to(device)
+    source = torch.randn(3, 41, features, generator=generator).to(device)
     mask = (torch.rand(3, 41, generator=generator) < 0.8).to(device) if masked else None
     reading = Reading(Layout("channels_last"), 0, 2)
-    count = count_tokens(source, mask)
-    known = None, mask, count
-    _, _, table, mean_direction = kernels.measure_forward(source, *known, reading, False)
+    known = None, mask, count_tokens(source, mask)
+    expected = kernels.measure_forward(source, *known, reading, False)
+    poisoned = source.clone()
+    poisoned[:, :, 1:][source[:, :, 0] >= 0] = torch.nan
+
+    def plan(*kind: object) -> forward._Plan:
+        made = found(*kind)
+        assert made.radius is not None
+        radius = made.radius
+        return made._replace(radius=lambda tensors: radius((poisoned, *tensors[1:])))  # type: ignore[arg-type]
+
+    found = forward._plan
+    monkeypatch.setattr(forward, "_plan", plan)
+    for value, other in zip(
+        kernels.measure_forward(source, *known, reading, False)[1:], expected[1:], strict=True
+    ):
+        assert torch.equal(value, other)
+    _, _, table, mean_direction = expected
     passed, arriving = torch.randn_like(source), torch.randn_like(table)
     rest = *known, table, mean_direction, reading, passed, arriving
     before, _ = kernels.measure_backward(source, *rest)
-    source[:, :, 1:][source[:, :, 0] >= 0] = torch.nan
-    after, _ = kernels.measure_backward(source, *rest)
+    after, _ = kernels.measure_backward(poisoned, *rest)
     assert before.isfinite().all()
     assert torch.equal(before, after)
 
 
+@pytest.mark.parametrize("features", [20, 40])
 @pytest.mark.parametrize("memory", ["rows", "planes"])
 @pytest.mark.usefixtures("small_blocks")
-def test_the_same_bits_every_time(memory: str, device: torch.device) -> None:
-    case = Case(3, 33, 40, memory)
-    values = torch.randn(3, 33, 40, generator=torch.Generator().manual_seed(0))
+def test_the_same_bits_every_time(memory: str, features: int, device: torch.device) -> None:
+    case = Case(3, 33, features, memory)
+    values = torch.randn(3, 33, features, generator=torch.Generator().manual_seed(0))
     source = case.arrange(values).to(device)
     reading = Reading(case.layout(), 0, 2)
     count = torch.full((3,), 33.0, device=device)
@@ -335,6 +360,8 @@ LARGE = [
         ("planes", torch.bfloat16, 2, False),
     )
 ]
+LARGE += [Case(3, 40, 4096), Case(3, 70, 4096, "rows", torch.bfloat16, 1, masked=True)]
+LARGE += [Case(3, 70, 4100), Case(2, 70, 4100, "rows", torch.bfloat16, masked=True)]
 
 
 @on_gpu
@@ -353,3 +380,28 @@ def test_layers_of_networks(memory: str, dtype: torch.dtype, device: torch.devic
     check(Case(16, 49, 2048, memory, dtype, norm=1), device)
     check(Case(300, 7, 50, memory, dtype), device)
     check(Case(3, 70, 5000, memory, dtype), device)
+
+
+@on_gpu
+@pytest.mark.parametrize("axes", ["channels_last", "channels_first"])
+def test_more_numbers_than_32_bits_count(axes: str, device: torch.device) -> None:
+    """The last of many samples comes out as it does alone."""
+    if torch.cuda.get_device_properties(device).total_memory < 3 << 33:
+        pytest.skip("takes 24 GB of GPU memory")
+    shape = (9000, 1024, 256) if axes == "channels_last" else (9000, 256, 1024)
+    source = torch.empty(shape, dtype=torch.bfloat16, device=device).normal_()
+    reading = Reading(Layout(axes), 0, 2)  # type: ignore[arg-type]
+    count = torch.full((9000,), 1024.0, device=device)
+    _, charge, table, direction = kernels.measure_forward(source, None, None, count, reading, False)
+    arriving = torch.randn_like(table)
+    grad, _ = kernels.measure_backward(
+        *(source, None, None, count, table, direction, reading, source, arriving)
+    )
+    alone, one = source[-1:].clone(), count[-1:]
+    expected = kernels.measure_forward(alone, None, None, one, reading, False)
+    for value, other in zip((charge, table, direction), expected[1:], strict=True):
+        assert relative(value[-1:], other.double().cpu()) < 1e-6
+    expected_grad, _ = kernels.measure_backward(
+        *(alone, None, None, one, *expected[2:], reading, alone, arriving[-1:])
+    )
+    assert relative(grad[-1:], expected_grad.double().cpu()) < 1e-4

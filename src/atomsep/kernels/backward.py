@@ -27,6 +27,7 @@ from torch import Tensor
 from atomsep.kernels.blocks import backward_blocks, ceil_div
 from atomsep.kernels.launch import Launch, on
 from atomsep.kernels.read import (
+    READ,
     charge_of,
     directions,
     fold,
@@ -148,7 +149,7 @@ def _launch(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["tokens", "features", "sample_units", "units"])
+@triton.jit(do_not_specialize=[*READ, "tiles"])
 def backward_kernel(
     source, scores, mask, count, table, mean_direction, arriving, grad_table, scale,
     written, grad_scores, tokens, features, sample_units, units,
@@ -212,17 +213,19 @@ def backward_kernel(
                 stride_token, stride_feature,
             )  # fmt: skip
             read = real & (score < 0)
+            unclean = None
         else:
             real, score = read_scores(
                 source_at, scores, mask, sample, token, inside, tokens, FEATURE,
                 stride_token, stride_feature,
             )  # fmt: skip
             read = inside
+            unclean = mask
         q, slope = charge_of(score)
         # Sums over features: |p - mu|, and p·v = (p - mu)·v + mu·v.
         if WHOLE:
             here = places(source_at, token, column, stride_token, stride_feature)
-            offset = read_positions(here, read, real, column, mu, mask, FEATURE, features, FULL)
+            offset = read_positions(here, read, real, column, mu, unclean, FEATURE, features, FULL)
             length = tl.sum(sizes(offset, NORM), axis=1)
             along = tl.sum(offset * v[None, :], axis=1) + of_nucleus
         else:
@@ -236,7 +239,9 @@ def backward_kernel(
                     grad_nucleus, mean_direction, factor, g_radius, column, features, FEATURE
                 )
                 here = places(source_at, token, column, stride_token, stride_feature)
-                offset = read_positions(here, read, real, column, mu, mask, FEATURE, features, FULL)
+                offset = read_positions(
+                    here, read, real, column, mu, unclean, FEATURE, features, FULL
+                )
                 lengths += fold(sizes(offset, NORM), ROWS, KEPT)
                 alongs += fold(offset * v[None, :], ROWS, KEPT)
                 of_nuclei += mu * v
@@ -267,7 +272,9 @@ def backward_kernel(
                     grad_nucleus, mean_direction, factor, g_radius, column, features, FEATURE
                 )
                 here = places(source_at, token, column, stride_token, stride_feature)
-                offset = read_positions(here, read, real, column, mu, mask, FEATURE, features, FULL)
+                offset = read_positions(
+                    here, read, real, column, mu, unclean, FEATURE, features, FULL
+                )
                 write(
                     written_at, arriving, inside, token, column, offset, v, mass, pull, grad_score,
                     scores, features, FEATURE, written_token, written_feature,

@@ -44,10 +44,11 @@ FIRST_TILES_PLANES = 2
 """The same where tokens lie together."""
 
 LARGEST_SHARE = 512
-"""Most tokens of which a program of the second launch lists the electrons, where they are rows."""
+"""Most tokens of which a program of the second launch lists the electrons, where they are rows. The
+list has 16 bits for each."""
 
 SMALLEST_SHARE = 128
-"""Fewest, unless the sample has no more."""
+"""About the fewest."""
 
 SMALL_SAMPLE = 1 << 19
 """Bytes of a sample up to which one program may take it whole. It then runs on one multiprocessor,
@@ -69,7 +70,7 @@ class Blocks(NamedTuple):
     Attributes:
         tokens: of a tile.
         features: of a tile.
-        steps: tiles along the tokens.
+        steps: tiles along the tokens; of a program that lists electrons, as many as may come.
         kept: features left when each thread has summed its own.
         warps: of the program.
         stages: tiles in flight in the loop over steps; 1 loads none ahead.
@@ -170,14 +171,12 @@ class PairBlocks(NamedTuple):
         others: samples it holds against them at a time.
         chunk: features at a time.
         warps: of the program.
-        stages: chunks in flight; 1 loads none ahead.
     """
 
     own: int
     others: int
     chunk: int
     warps: int
-    stages: int
 
 
 def pair_blocks(samples: int, width: int) -> PairBlocks:
@@ -192,7 +191,7 @@ def pair_blocks(samples: int, width: int) -> PairBlocks:
         own, others, chunk, warps = 2, 128, 64, 8
     else:
         own, others, chunk, warps = 1, 32, 128, 4
-    return PairBlocks(own, others, min(chunk, power_of_two(width)), warps, 1)
+    return PairBlocks(own, others, min(chunk, power_of_two(width)), warps)
 
 
 def ceil_div(number: int, step: int) -> int:

@@ -41,12 +41,10 @@ from atomsep.kernels.blocks import (
 from atomsep.kernels.launch import Launch, on
 from atomsep.kernels.looks import atoms_kernel, nucleus_kernel, radius_kernel
 from atomsep.kernels.strides import empty_like, geometry, score_at, token_view
+from atomsep.statistics import FIELDS
 
 if TYPE_CHECKING:
     from atomsep.statistics import Reading
-
-FIELDS = 5
-"""Columns of the table before the nucleus."""
 
 TALLIES = 4
 """Numbers that a tile of the first launch leaves beside its sums over features."""
@@ -160,6 +158,8 @@ def _plan(
     lists = where.rows and covers
     tiles = _tiles(length, first)
     second_tiles = electron_programs(samples, length) if lists else _tiles(length, second)
+    span = ceil_div(length, second_tiles)
+    assert span <= second.tokens * second.steps
     nucleus = Launch(
         *(nucleus_kernel, device, (samples * tiles, ceil_div(features, first.features))),
         *((*numbers, tiles, first.steps), first.warps),
@@ -173,7 +173,7 @@ def _plan(
     )
     radius = Launch(
         *(radius_kernel, device, (samples * second_tiles,)),
-        *((*numbers, samples, tiles, second_tiles, ceil_div(length, second_tiles)), second.warps),
+        *((*numbers, samples, tiles, second_tiles, span), second.warps),
         {**read, "FULL": features % second.features == 0, "NORM": norm, "WHOLE": covers,
          "TOKENS": second.tokens, "FEATURES": second.features, "STEPS": second.steps,
          "KEPT": second.kept, "STAGES": second.stages},

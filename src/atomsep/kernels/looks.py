@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from atomsep.kernels.read import (
+    READ,
     charge_of,
     directions,
     fold,
@@ -23,7 +24,7 @@ from atomsep.kernels.read import (
 )
 
 
-@triton.jit(do_not_specialize=["tokens", "features", "sample_units", "units"])
+@triton.jit(do_not_specialize=[*READ, "steps"])
 def atoms_kernel(
     source, scores, mask, copy, count, charge, table, mean_direction,
     tokens, features, sample_units, units, steps,
@@ -62,7 +63,7 @@ def atoms_kernel(
     tl.store(s, sums * per_token, mask=kept)
 
 
-@triton.jit(do_not_specialize=["tokens", "features", "sample_units", "units"])
+@triton.jit(do_not_specialize=[*READ, "tiles", "steps"])
 def nucleus_kernel(
     source, scores, mask, copy, charge, lightness, scratch, arrivals,
     tokens, features, sample_units, units, tiles, steps,
@@ -203,20 +204,20 @@ def list_electrons(lightness, order, tokens, SHARE: tl.constexpr):
     """Moves the electrons of a share of the tokens to its front, and says how many there are.
 
     Their g replaces what stood there, and `order` says which token each was. A program has its
-    share to itself; and no g is overwritten before it was read, since whoever writes to a place
-    must have counted all before it.
+    share to itself.
     """
     token = tl.arange(0, SHARE)
     g = tl.load(lightness + token, mask=token < tokens, other=0.0)
     electron = (g > 0).to(tl.int32)
     place = tl.cumsum(electron, axis=0) - 1
+    tl.debug_barrier()  # every warp has read before one writes
     tl.store(lightness + place, g, mask=g > 0)
     tl.store(order + place, token.to(tl.int16), mask=g > 0)
     tl.debug_barrier()
     return tl.sum(electron, axis=0)
 
 
-@triton.jit(do_not_specialize=["samples", "tokens", "features", "sample_units", "units"])
+@triton.jit(do_not_specialize=[*READ, "samples", "first_tiles", "tiles", "span"])
 def radius_kernel(
     source, scores, mask, lightness, order, count, scratch, arrivals, table, mean_direction,
     tokens, features, sample_units, units, samples, first_tiles, tiles, span,
@@ -271,12 +272,15 @@ def radius_kernel(
         )  # fmt: skip
         q, _ = charge_of(score)
         g = tl.maximum(-q, 0.0)
+        read = inside
+        if ROWS:
+            read = g > 0
         folded = tl.zeros((TOKENS, KEPT), tl.float32)
         for start in range(0, features, FEATURES):
             column = start + tl.arange(0, FEATURES)
             mu = nucleus_of(of_first, column, features, FEATURE, first_tiles, pitch, per_token)
             here = places(sample_at, token, column, stride_token, stride_feature)
-            offset = read_positions(here, inside, real, column, mu, mask, FEATURE, features, FULL)
+            offset = read_positions(here, read, real, column, mu, mask, FEATURE, features, FULL)
             folded += fold(sizes(offset, NORM), ROWS, KEPT)
         length = tl.sum(folded, axis=1)
         radius = tl.sum(g * spread_of(length, NORM), axis=0)
@@ -285,7 +289,7 @@ def radius_kernel(
             column = start + tl.arange(0, FEATURES)
             mu = nucleus_of(of_first, column, features, FEATURE, first_tiles, pitch, per_token)
             here = places(sample_at, token, column, stride_token, stride_feature)
-            offset = read_positions(here, inside, real, column, mu, mask, FEATURE, features, FULL)
+            offset = read_positions(here, read, real, column, mu, mask, FEATURE, features, FULL)
             sums = tl.sum(directions(offset, NORM) * pull[:, None], axis=0)
             tl.store(row + column, sums, mask=column < features)
             if tile == 0:
@@ -322,9 +326,11 @@ def finish(
 @triton.jit
 def column_sums(rows, column, inner, tiles, pitch):
     """What the tiles of a sample left in some columns, added up in order."""
+    columns: tl.constexpr = column.shape[0]
+    several: tl.constexpr = 8 if columns <= 256 else 2048 // columns if columns < 2048 else 1
     sums = tl.zeros(column.shape, tl.float32)
-    for above in range(0, tiles, 8):
-        tile = above + tl.arange(0, 8)
+    for above in range(0, tiles, several):
+        tile = above + tl.arange(0, several)
         at = rows + tile[:, None] * pitch + column[None, :]
         valid = (tile < tiles)[:, None] & inner[None, :]
         # from the cache that all programs share: others of this launch may have written it

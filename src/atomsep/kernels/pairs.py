@@ -28,12 +28,10 @@ from atomsep.functional import OCCUPANCY_TARGET
 from atomsep.kernels.blocks import ceil_div, pair_blocks
 from atomsep.kernels.launch import Launch, on
 from atomsep.kernels.read import directions, sizes
+from atomsep.statistics import FIELDS
 
 if TYPE_CHECKING:
     from atomsep.pairs import Terms
-
-FIELDS = 5
-"""Columns of the table before the nucleus."""
 
 
 def pairs_forward(
@@ -97,7 +95,7 @@ def _plan(samples: int, pitch: int, device: torch.device, terms: Terms, *kinds: 
     )
     constants = {
         "NORM": terms.norm, "MEAN": terms.scale == "mean", "OWN": blocks.own,
-        "OTHERS": blocks.others, "CHUNK": blocks.chunk, "STAGES": blocks.stages,
+        "OTHERS": blocks.others, "CHUNK": blocks.chunk,
     }  # fmt: skip
     launches = (
         Launch(pairs_kernel, device, (programs,), numbers, blocks.warps, constants)
@@ -111,7 +109,7 @@ def pairs_kernel(
     table, count, losses, slopes, grad, weight,
     samples, pitch, softening, pair_weight, neutrality, occupancy, target,
     NORM: tl.constexpr, MEAN: tl.constexpr, OWN: tl.constexpr, OTHERS: tl.constexpr,
-    CHUNK: tl.constexpr, STAGES: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
     """One program: the pairs of OWN samples with all others."""
     if grad is not None:
@@ -137,7 +135,7 @@ def pairs_kernel(
             table, count, pitch, other, there, MEAN
         )
         length = tl.zeros((OTHERS, OWN), tl.float32)
-        for start in tl.range(0, width, CHUNK, num_stages=STAGES):
+        for start in tl.range(0, width, CHUNK, num_stages=1):
             mine, theirs = read_nuclei(table, own, inside, other, there, start, pitch, CHUNK)
             # Features first: their sum stays within a thread.
             difference = mine[:, None, :] - tl.trans(theirs)[:, :, None]
@@ -164,7 +162,7 @@ def pairs_kernel(
             # d(softened)/d(raw) = raw / softened; norm 2 divides the difference by raw again.
             push = slope * inverse if NORM == 2 else slope * (raw * inverse)
             push *= 2 * pair_weight
-            for start in tl.range(0, width, CHUNK, num_stages=STAGES):
+            for start in tl.range(0, width, CHUNK, num_stages=1):
                 mine, theirs = read_nuclei(table, own, inside, other, there, start, pitch, CHUNK)
                 # Others first: now it is their sum that stays within a thread.
                 difference = mine[None, :, :] - theirs[:, :, None]
@@ -174,6 +172,7 @@ def pairs_kernel(
                 at = slopes + own_at[None, :] + 5 + column[:, None]
                 before = tl.load(at, mask=valid & (start_other > 0), other=0.0)
                 tl.store(at, before + part, mask=valid)
+            tl.debug_barrier()  # another thread may add to it in the next block
     squares = tl.load(table + own_at + 3, mask=inside, other=0.0)
     tokens = tl.load(count + own, mask=inside, other=0.0)
     excess = (squares - target * tokens) * unit

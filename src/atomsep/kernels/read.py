@@ -13,6 +13,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+READ = ("tokens", "features", "sample_units", "units")
+"""Numbers of every kernel that change from batch to batch, and that none is compiled for."""
+
 
 @triton.jit
 def charge_of(score):
@@ -96,8 +99,8 @@ def read_positions(here, read, clean, column, mu, mask, feature, features, FULL:
     """Positions minus the nucleus in float32, 0 for the score, whose `mu` is 0.
 
     Finite, but without meaning, where `read` is false. A mask that changes along the direction of
-    reading would split the loads: all tokens of a masked latent are read, and those that are not
-    `clean` replaced.
+    reading would split the loads: where tokens are planes all of a masked latent are read, and
+    those that are not `clean` replaced.
     """
     block = tl.load(here, mask=tile_mask(read, column, features, FULL), other=0.0)
     if mask is not None:
