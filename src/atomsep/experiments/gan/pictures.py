@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from atomsep.experiments.loading import UnreadableSampleError
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Pictures:
     """A data set of images in memory.
 
@@ -125,8 +126,9 @@ def _from_arrays(path: Path, mode: str) -> Pictures:
     return Pictures(resize(pixels, mode), torch.from_numpy(labels.astype(np.int64)))
 
 
+@cache
 def digits(channels: int) -> Pictures:
-    """Scikit-learn's 1,797 handwritten digits, for tiny runs."""
+    """Scikit-learn's 1,797 handwritten digits, for tiny runs; made once."""
     import numpy as np
     from sklearn.datasets import load_digits
 
