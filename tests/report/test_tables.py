@@ -161,6 +161,16 @@ def test_imagenet_has_two_metrics_and_two_augmentations() -> None:
     assert "augmentation=crop-flip-colour" in table.sections[2].title
 
 
+def test_another_folder_than_imagenets_is_not_beside_its_figures() -> None:
+    some = [
+        result("imagenet", method, 0, {"top1": 0.7, "top5": 0.9}, "folder=imagenette")
+        for method in ("plain", "atom")
+    ]
+    [table] = build_tables(some)
+    assert "paper" not in table.columns
+    assert any("folder=imagenette" in note for note in table.notes)
+
+
 def test_tiny_runs_are_marked_and_kept_apart() -> None:
     tiny = [result("flowers", method, 0, 0.5, tiny=True) for method in ("plain", "atom")]
     whole, of_tiny = (t for t in build_tables(FLOWERS + tiny) if "images" in t.name)

@@ -115,13 +115,17 @@ def result(
         experiment: by name.
         metric: by name. A Fréchet distance that is no FID has no figure.
         method: by name.
-        settings: of the runs; ImageNet's figures depend on the augmentation.
+        settings: of the runs. ImageNet's figures depend on the augmentation, and are not those of
+            another folder.
 
     Example:
         >>> result("flowers", "top1", "atom"), result("mnist-gan", "frechet_lenet", "atom")
         (59.1, None)
     """
     if experiment == "imagenet":
-        recipe = str((settings or {}).get("augmentation", "crop-flip"))
+        settings = settings or {}
+        if settings.get("folder"):
+            return None
+        recipe = str(settings.get("augmentation", "crop-flip"))
         return IMAGENET.get((recipe, metric), {}).get(method)
     return RESULTS.get((experiment, metric), {}).get(method)
