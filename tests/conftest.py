@@ -12,6 +12,8 @@ from hypothesis import settings
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported
 
+pytest.register_assert_rewrite("loss_batches", "tiny_runs")
+
 torch.set_num_threads(1)  # the tensors are small: threads would only wait for each other
 
 settings.register_profile("atomsep", deadline=None, derandomize=True, database=None)

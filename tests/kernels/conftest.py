@@ -11,6 +11,8 @@ import torch
 from atomsep import kernels
 from atomsep.kernels import blocks
 
+pytest.register_assert_rewrite("cases")
+
 if not kernels._FOUND:
     collect_ignore_glob = ["test_*.py"]
 

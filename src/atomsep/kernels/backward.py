@@ -160,8 +160,8 @@ def backward_kernel(
     STEPS: tl.constexpr, KEPT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program: some tokens of one sample."""
-    tokens, features, stride_sample, stride_token, stride_feature = unpack(
-        tokens, features, sample_units, units, ROWS, ALIGN
+    tokens, features, width, stride_sample, stride_token, stride_feature = unpack(
+        tokens, features, sample_units, units, scores, ROWS, ALIGN
     )
     if written_sample is None:
         written_sample, written_token, written_feature = stride_sample, stride_token, stride_feature
@@ -172,9 +172,6 @@ def backward_kernel(
     sample = (tile // tiles).to(tl.int64)
     tile = tile % tiles
     share = 1 / tl.load(count + sample)
-    width = features
-    if scores is None:
-        width = features - 1
     at = sample * (width + 5)
     factor = 1.0
     if scale is not None:

@@ -32,12 +32,9 @@ def atoms_kernel(
     NORM: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program: both looks at one sample, in tiles as wide as the latent."""
-    tokens, features, stride_sample, stride_token, stride_feature = unpack(
-        tokens, features, sample_units, units, ROWS, ALIGN
+    tokens, features, width, stride_sample, stride_token, stride_feature = unpack(
+        tokens, features, sample_units, units, scores, ROWS, ALIGN
     )
-    width = features
-    if scores is None:
-        width = features - 1
     sample = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, FEATURES)
     kept = (column < features) & (column != FEATURE)
@@ -71,8 +68,8 @@ def nucleus_kernel(
     TOKENS: tl.constexpr, FEATURES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program: sums over some tokens of one sample, for some of the features."""
-    tokens, features, stride_sample, stride_token, stride_feature = unpack(
-        tokens, features, sample_units, units, ROWS, ALIGN
+    tokens, features, _, stride_sample, stride_token, stride_feature = unpack(
+        tokens, features, sample_units, units, scores, ROWS, ALIGN
     )
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     chunk = tl.program_id(1)
@@ -226,12 +223,9 @@ def radius_kernel(
     STEPS: tl.constexpr, KEPT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program: the spread of some tokens of one sample around its nucleus."""
-    tokens, features, stride_sample, stride_token, stride_feature = unpack(
-        tokens, features, sample_units, units, ROWS, ALIGN
+    tokens, features, width, stride_sample, stride_token, stride_feature = unpack(
+        tokens, features, sample_units, units, scores, ROWS, ALIGN
     )
-    width = features
-    if scores is None:
-        width = features - 1
     pitch = features + 4
     place = tl.program_id(0)
     sample = (place // tiles).to(tl.int64)

@@ -32,14 +32,21 @@ def charge_of(score):
 
 
 @triton.jit
-def unpack(tokens, features, sample_units, units, ROWS: tl.constexpr, ALIGN: tl.constexpr):
-    """N, h and the strides of samples, tokens and features from a `Geometry`."""
+def unpack(tokens, features, sample_units, units, scores, ROWS: tl.constexpr, ALIGN: tl.constexpr):
+    """N, h, h' and the strides of samples, tokens and features from a `Geometry`."""
     sample = sample_units.to(tl.int64) * ALIGN
     wide = units.to(tl.int64) * ALIGN
     if ROWS:
-        return tokens, features * ALIGN, sample, wide, 1
+        features *= ALIGN
+    else:
+        tokens *= ALIGN
+    width = features
+    if scores is None:  # the score is one of the features
+        width = features - 1
+    if ROWS:
+        return tokens, features, width, sample, wide, 1
     else:  # noqa: RET505  (the compiler drops one branch)
-        return tokens * ALIGN, features, sample, 1, wide
+        return tokens, features, width, sample, 1, wide
 
 
 @triton.jit

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from tiny_runs import run, train_and_check
 from torch import Tensor
 
 from atomsep.experiments.errors import ExperimentError
@@ -26,20 +26,11 @@ from atomsep.experiments.images.experiments import (
 )
 from atomsep.experiments.images.models import check_image_model, make_image_model
 from atomsep.experiments.machine import Machine, make_fabric
-from atomsep.experiments.registry import EXPERIMENTS, run_key
-from atomsep.experiments.runs import Run
+from atomsep.experiments.registry import run_key
 from atomsep.experiments.settings import override
 from atomsep.experiments.task import Context, Experiment
-from atomsep.experiments.training import train
 
 PAIRS = [(experiment, method) for experiment in IMAGES for method in experiment.methods]
-
-
-def run(experiment: Experiment, method: str, root: Path, *changes: str, **where: Any) -> Any:
-    seed = where.pop("seed", 0)
-    key = run_key(experiment, method, seed, changes, tiny=where.pop("tiny", True))
-    result = train(experiment, key, root, Machine(device="cpu", tensorboard=False, **where))
-    return result, Run(key.folder(root))
 
 
 def make_context(method: str = "plain", workers: int = 0, **changes: Any) -> Context:
@@ -59,19 +50,11 @@ def first_batches(context: Context, count: int = 2) -> list[Any]:
 def test_every_method_trains_in_tiny_form(
     experiment: Experiment, method: str, tmp_path: Path
 ) -> None:
-    result, on_disk = run(experiment, method, tmp_path)
-    lines = on_disk.read_metrics()
-    losses = [sum(line.get(part, 0) for part in ("cross-entropy", "method")) for line in lines]
-    assert losses[-1] < losses[0]
-    assert json.loads(on_disk.result.read_text()) == result
-    assert (result["experiment"], result["method"]) == (experiment.name, method)
-    assert ("method" in lines[0]) == (method != "plain")
-    scores = result["metrics"]
+    scores = train_and_check(experiment, method, tmp_path)
     assert set(scores) == {"top1", "top5", "entropy"}
     assert 0 <= scores["top1"] <= scores["top5"] <= 1
     assert 0 <= scores["entropy"] <= math.log(10) + 1e-6
     assert experiment.metric in scores
-    assert EXPERIMENTS[experiment.name] is experiment
 
 
 def test_a_seed_repeats_and_another_differs(tmp_path: Path) -> None:

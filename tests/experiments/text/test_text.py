@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tiny_runs import run, train_and_check
 
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.machine import Machine, make_fabric
-from atomsep.experiments.registry import EXPERIMENTS, run_key
-from atomsep.experiments.runs import Run
+from atomsep.experiments.registry import run_key
 from atomsep.experiments.settings import override
 from atomsep.experiments.task import Context, Experiment
 from atomsep.experiments.text.data import Texts
 from atomsep.experiments.text.experiments import COLA, OWN_TEXT, POEM, TEXTS, make_optimiser
 from atomsep.experiments.text.models import Pad, Tokens, load_encoder
 from atomsep.experiments.text.tiny import agreement, tiny_encoder, verses
-from atomsep.experiments.training import train
 
 PAIRS = [(experiment, method) for experiment in TEXTS for method in experiment.methods]
 METRICS = {
@@ -27,12 +25,6 @@ METRICS = {
     "poem": {"f1", "f1_micro", "f1_weighted", "f1_macro_all"},
     "own-text": {"accuracy", "mcc", "f1"},
 }
-
-
-def run(experiment: Experiment, method: str, root: Path, *changes: str, seed: int = 0) -> Any:
-    key = run_key(experiment, method, seed, changes, tiny=True)
-    result = train(experiment, key, root, Machine(device="cpu", tensorboard=False))
-    return result, Run(key.folder(root))
 
 
 def make_context(method: str = "plain", **changes: Any) -> Context:
@@ -47,18 +39,10 @@ def make_context(method: str = "plain", **changes: Any) -> Context:
 def test_every_method_trains_in_tiny_form(
     experiment: Experiment, method: str, tmp_path: Path
 ) -> None:
-    result, on_disk = run(experiment, method, tmp_path)
-    lines = on_disk.read_metrics()
-    losses = [sum(line.get(part, 0) for part in ("cross-entropy", "method")) for line in lines]
-    assert losses[-1] < losses[0]
-    assert json.loads(on_disk.result.read_text()) == result
-    assert (result["experiment"], result["method"]) == (experiment.name, method)
-    assert ("method" in lines[0]) == (method != "plain")
-    scores = result["metrics"]
+    scores = train_and_check(experiment, method, tmp_path)
     assert set(scores) == METRICS[experiment.name]
     assert all(-1 <= score <= 1 for score in scores.values())
     assert scores[experiment.metric] > 0.3  # the sentences are easy
-    assert EXPERIMENTS[experiment.name] is experiment
 
 
 def test_a_seed_repeats_and_another_differs(tmp_path: Path) -> None:
