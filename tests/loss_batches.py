@@ -1,4 +1,4 @@
-"""Batches for the tests of AtomLoss, and its comparison with the loops."""
+"""Batches for the tests of the loss and of its formulas, and AtomLoss beside the loops."""
 
 from __future__ import annotations
 

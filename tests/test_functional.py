@@ -7,27 +7,11 @@ import math
 import pytest
 import reference
 import torch
-from reference import make_batch, make_linear, make_mask, real_tokens
+from loss_batches import BATCHES, batches, close, norms
+from reference import make_batch, make_linear, real_tokens
 from torch import Tensor, nn
 
 from atomsep import functional as F
-
-NORMS = (1, 2)
-HOLES = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 1, 1], [0, 0, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
-BATCHES = {
-    "random": (make_batch(4, 5, 4, seed=1), None),
-    "ragged": (make_batch(4, 5, 4, seed=2), make_mask([5, 3, 1, 4], 5)),
-    "holes": (make_batch(4, 5, 3, seed=3), HOLES),
-    "tiny": (make_batch(2, 1, 2, seed=4), None),
-    "one sample": (make_batch(1, 4, 3, seed=5), None),
-}
-batches = pytest.mark.parametrize(("latent", "mask"), BATCHES.values(), ids=BATCHES)
-norms = pytest.mark.parametrize("norm", NORMS)
-
-
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
-
 
 # Atoms
 
