@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,8 +26,12 @@ def variants(
     build: Callable[[], tuple[nn.Module, Callable[[nn.Module, LossOf], Step]]],
     target: str,
     tokens: Callable[[Any], Tensor],
+    captured: bool = False,
 ) -> dict[str, Step]:
-    """The step alone (twice, to see the noise), with the paper's sampling, and with atomsep."""
+    """The step alone (twice, to see the noise), with the paper's sampling, and with atomsep.
+
+    Each captured into a graph if asked for, which leaves the host with one launch a step.
+    """
     model, step_of = build()
     contenders: dict[str, Step] = {}
     for name in ("without", "without, again"):
@@ -54,7 +59,22 @@ def variants(
 
         name = {"torch": "atomsep, plain PyTorch", "triton": "atomsep, kernels"}[mode]
         contenders[name] = switched
-    return contenders
+    return {name: capture(run) for name, run in contenders.items()} if captured else contenders
+
+
+def capture(step: Step) -> Step:
+    """The same step, replayed from a graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    replay: Step = graph.replay
+    return replay
 
 
 def resnet50() -> dict[str, Step]:
@@ -82,7 +102,7 @@ def resnet50() -> dict[str, Step]:
     return variants(build, "layer1.2.bn3", lambda out: out.flatten(2).transpose(1, 2))
 
 
-def dcgan() -> dict[str, Step]:
+def dcgan(captured: bool = False) -> dict[str, Step]:
     """DCGAN as in PyTorch's examples, batch 128, fp32, at the last batch norm."""
 
     def block(inside: int, outside: int, stride: int, padding: int) -> list[nn.Module]:
@@ -114,8 +134,9 @@ def dcgan() -> dict[str, Step]:
 
         def step_of(generator: nn.Module, loss_of: LossOf) -> Step:
             critic = copy.deepcopy(first)
-            for_critic = torch.optim.Adam(critic.parameters(), 2e-4, (0.5, 0.999))
-            for_generator = torch.optim.Adam(generator.parameters(), 2e-4, (0.5, 0.999))
+            settings = {"lr": 2e-4, "betas": (0.5, 0.999), "capturable": captured}
+            for_critic = torch.optim.Adam(critic.parameters(), **settings)
+            for_generator = torch.optim.Adam(generator.parameters(), **settings)
 
             def step() -> None:
                 critic.zero_grad()
@@ -132,10 +153,10 @@ def dcgan() -> dict[str, Step]:
 
         return generator, step_of
 
-    return variants(build, "10", lambda out: out.flatten(2).transpose(1, 2))
+    return variants(build, "10", lambda out: out.flatten(2).transpose(1, 2), captured)
 
 
-def bert_base() -> dict[str, Step]:
+def bert_base(captured: bool = False) -> dict[str, Step]:
     """BERT-base, 32 sequences of 128 with padding, bf16, at the first layer."""
 
     def build() -> tuple[nn.Module, Callable[[nn.Module, LossOf], Step]]:
@@ -150,7 +171,7 @@ def bert_base() -> dict[str, Step]:
         }
 
         def step_of(model: nn.Module, loss_of: LossOf) -> Step:
-            optimizer = torch.optim.AdamW(model.parameters(), 2e-5, fused=True)
+            optimizer = torch.optim.AdamW(model.parameters(), 2e-5, fused=True, capturable=captured)
 
             def step() -> None:
                 with torch.autocast("cuda", torch.bfloat16):
@@ -164,11 +185,13 @@ def bert_base() -> dict[str, Step]:
         return model, step_of
 
     first = "bert.encoder.layer.0"
-    return variants(build, first, lambda out: out if isinstance(out, Tensor) else out[0])
+    return variants(build, first, lambda out: out if isinstance(out, Tensor) else out[0], captured)
 
 
 CASES: dict[str, Callable[[], dict[str, Step]]] = {
     "ResNet-50 step, batch 256, bf16, channels-last, at layer1.2.bn3": resnet50,
     "DCGAN step, batch 128, fp32, at the last batch norm": dcgan,
     "BERT-base step, 32 x 128, bf16, masked, at layer 0": bert_base,
+    "DCGAN step, captured into a graph": partial(dcgan, captured=True),
+    "BERT-base step, captured into a graph": partial(bert_base, captured=True),
 }

@@ -47,10 +47,12 @@ class Watch:
 
     def look(self, loss: Tensor, statistics: Statistics, charge: Tensor) -> None:
         """Read what an earlier step left, and leave this step's numbers now and then."""
+        if loss.is_cuda and torch.cuda.is_current_stream_capturing():
+            return  # a graph can neither be asked nor waited for
         self._read()
         due = self.steps < _FIRST_LOOKS or self.steps % 32 == 0
         self.steps += 1
-        if not due or (loss.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if not due:
             return
         with torch.no_grad():
             negative, zeros = statistics.electrons.sum(), loss.new_zeros(())

@@ -1,0 +1,70 @@
+"""A whole training step with the loss attached, captured into a CUDA graph."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import atomsep
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs need a GPU")
+
+
+def network(in_place: bool) -> nn.Sequential:
+    """Two convolutions; the latent is between them, overwritten or not."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(in_place), nn.Conv2d(16, 4, 3)
+    ).cuda()
+
+
+class Training:
+    """Steps on one static batch."""
+
+    def __init__(self, model: nn.Module, batch: Tensor) -> None:
+        self.model, self.batch = model, batch
+        self.attachment = atomsep.attach(model, "1", weight=0.5)
+        self.optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    def step(self) -> Tensor:
+        """One, and its atom loss."""
+        task = self.model(self.batch).square().mean()
+        loss = self.attachment.loss()
+        (task + loss).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@torch.backends.cudnn.flags(enabled=True, deterministic=True)
+def test_captured_steps_train_as_eager_ones(in_place: bool) -> None:
+    """The same weights, losses and importance, bit for bit, batch after batch."""
+    first = network(in_place)
+    batches = torch.randn(6, 8, 3, 20, 20, generator=torch.Generator().manual_seed(1)).cuda()
+    eager = Training(copy.deepcopy(first), batches[0].clone())
+    replayed = Training(copy.deepcopy(first), batches[0].clone())
+
+    for _ in range(3):
+        eager.step()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            replayed.step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = replayed.step()
+    for batch in batches:
+        eager.batch.copy_(batch)
+        replayed.batch.copy_(batch)
+        graph.replay()
+        assert torch.equal(loss, eager.step())
+        assert torch.equal(replayed.attachment.importance, eager.attachment.importance)
+    assert replayed.attachment.stats == eager.attachment.stats
+    for one, other in zip(replayed.model.parameters(), eager.model.parameters(), strict=True):
+        assert torch.equal(one, other)
