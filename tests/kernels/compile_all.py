@@ -56,10 +56,10 @@ def main() -> None:
     for (warps, missing, kind), rows, whole in itertools.product(
         KINDS.values(), (True, False), (True, False)
     ):
-        tile = {"ROWS": rows, "ALIGN": 8, "TOKENS": 4 if rows else 32, "STAGES": 2, **kind}
-        tile |= {"FEATURES": 64 if whole else 32}
+        tile = {"ROWS": rows, "ALIGN": 4, "STAGES": 2, **kind}
+        tile |= {"TOKENS": 4 if rows else 32, "FEATURES": 64 if whole else 32}
         second = {**tile, "WHOLE": whole, "STEPS": 8, "KEPT": 8}
-        lists = {} if rows and whole else {"lightness": None, "order": None}
+        lists = () if rows and whole else ("lightness", "order") if rows else ("order",)
         kernels = [(looks.radius_kernel, second), (backward.backward_kernel, second)]
         if whole:
             first = {k: v for k, v in tile.items() if k != "NORM"}

@@ -32,12 +32,11 @@ from atomsep.kernels.read import (
     directions,
     fold,
     places,
-    pull_of,
     read_positions,
     read_scores,
     read_vector,
     sizes,
-    spread_of,
+    spread_and_pull,
     tile_mask,
     unpack,
 )
@@ -244,17 +243,18 @@ def backward_kernel(
                 of_nuclei += mu * v
             length = tl.sum(lengths, axis=1)
             along = tl.sum(alongs, axis=1) + tl.sum(of_nuclei, axis=0)
-        of_electron = share * (along - g_radius * spread_of(length, NORM)) - g_electrons
+        lightness = tl.maximum(-q, 0.0)
+        spread, pull = spread_and_pull(lightness, length, NORM)
+        of_electron = share * (along - g_radius * spread) - g_electrons
         grad_charge = g_sum + 2 * q * g_square
         grad_charge += tl.where(q > 0, g_protons, 0.0) + tl.where(q < 0, of_electron, 0.0)
         grad_score = tl.where(real, grad_charge * slope, 0.0)
         if scores is not None:
             kept = grad_score.to(grad_scores.dtype.element_ty)
             tl.store(grad_scores + sample * tokens + token, kept, mask=inside)
-        lightness = tl.maximum(-q, 0.0)
         mass = (real.to(tl.float32) - lightness) * share
         mass = tl.where(length < 0, 0.0, mass)  # never; ties it to the layout that length has
-        pull = pull_of(lightness, length, NORM) * (g_radius * share)
+        pull *= g_radius * share
         if WHOLE:
             write(
                 written_at, arriving, inside, token, column, offset, v, mass, pull, grad_score,

@@ -40,8 +40,12 @@ FIRST_TILES_ROWS = 9
 """Programs that share a sample in the first launch, unless the samples alone are too few: every
 program of the second adds up what they left."""
 
-FIRST_TILES_PLANES = 2
+FIRST_TILES_PLANES = 7
 """The same where tokens lie together."""
+
+WIDE_PLANES = 64
+"""Features from which on the first launch leaves max(-q, 0) for the second where tokens lie
+together: every thread that holds a part of a token would compute it again."""
 
 LARGEST_SHARE = 512
 """Most tokens of which a program of the second launch lists the electrons, where they are rows. The
@@ -59,9 +63,6 @@ SMALL_BATCH = 1 << 26
 
 WIDE_ROWS = 512
 """Features from which on it does whatever the latent's size: sums over that many cross warps."""
-
-SAMPLE_WARPS = 16
-"""Most warps of such a program."""
 
 
 class Blocks(NamedTuple):
@@ -94,22 +95,26 @@ def sample_blocks(
         return None
     if samples * size > SMALL_BATCH and not (rows and block_features >= WIDE_ROWS):
         return None
-    block_tokens = _tokens(SAMPLE_WARPS * WARP_TILE, tokens, block_features)
+    block_tokens = _tokens(8 * WARP_TILE, tokens, block_features)
     steps = ceil_div(tokens, block_tokens)
-    made = _blocks(block_tokens, block_features, steps, min(2, steps), itemsize, rows)
-    warps = max(1, min(SAMPLE_WARPS, block_tokens * block_features // WARP_TILE))
-    return made._replace(warps=warps)
+    thread = 32 if rows and block_features >= 256 else 64
+    return _blocks(block_tokens, block_features, steps, 1, itemsize, rows, thread)
 
 
 def nucleus_blocks(samples: int, tokens: int, features: int, itemsize: int, rows: bool) -> Blocks:
     """The first launch of the forward pass, for samples of `tokens x features`."""
-    widest = FIRST_FEATURES_ROWS if rows else FIRST_FEATURES_PLANES
-    block_features = min(power_of_two(features), widest)
-    block_tokens = _tokens(2 * WARP_TILE if rows else 4 * WARP_TILE, tokens, block_features)
+    if rows:
+        block_features = min(power_of_two(features), FIRST_FEATURES_ROWS)
+        block_tokens = _tokens(2 * WARP_TILE, tokens, block_features)
+    else:
+        block_features = min(power_of_two(features), FIRST_FEATURES_PLANES)
+        block_tokens = _plane_tokens(tokens, block_features)
+    made = _blocks(block_tokens, block_features, 1, 1, itemsize, rows)
+    made = made._replace(warps=min(4, made.warps))
     few = FIRST_TILES_ROWS if rows else FIRST_TILES_PLANES
-    tiles = max(few, ceil_div(WAVE, samples * ceil_div(features, block_features)))
-    steps = ceil_div(ceil_div(tokens, block_tokens), tiles)
-    return _blocks(block_tokens, block_features, steps, 1 if rows else 3, itemsize, rows)
+    wave = WAVE if rows else 4 * WAVE // made.warps
+    tiles = max(few, ceil_div(wave, samples * ceil_div(features, block_features)))
+    return made._replace(steps=ceil_div(ceil_div(tokens, block_tokens), tiles))
 
 
 def radius_blocks(samples: int, tokens: int, features: int, itemsize: int, rows: bool) -> Blocks:
@@ -126,13 +131,18 @@ def radius_blocks(samples: int, tokens: int, features: int, itemsize: int, rows:
     if made.features < features:
         return made
     most = samples * ceil_div(tokens, made.tokens) // WAVE
-    return made._replace(steps=min(8, power_of_two(max(1, most))))
+    return made._replace(steps=min(4, power_of_two(max(1, most))))
 
 
 def electron_programs(samples: int, tokens: int) -> int:
     """Programs of the second launch that share a sample's electrons, where tokens are rows."""
     least, most = ceil_div(tokens, LARGEST_SHARE), ceil_div(tokens, SMALLEST_SHARE)
     return max(least, min(most, 2 * WAVE // samples))
+
+
+def keeps_lightness(features: int, rows: bool) -> bool:
+    """Whether the first launch leaves max(-q, 0) for the second, 4 bytes a token."""
+    return power_of_two(features) <= WIDEST_ROWS if rows else features >= WIDE_PLANES
 
 
 def backward_blocks(samples: int, tokens: int, features: int, itemsize: int, rows: bool) -> Blocks:
@@ -156,11 +166,15 @@ def _very_wide_rows(tokens: int, itemsize: int) -> Blocks:
 
 def _planes(tokens: int, features: int, itemsize: int, widest: int) -> Blocks:
     """One tile; where the latent is wider, its features come in chunks and are read twice."""
-    widest = min(widest, WIDEST_PLANES)
-    block_features = min(power_of_two(features), widest)
-    block_tokens = min(64, _tokens(8 * WARP_TILE, tokens, block_features))
-    made = _blocks(block_tokens, block_features, 1, 1, itemsize, False)
-    return made._replace(warps=min(made.warps, 4))
+    block_features = min(power_of_two(features), widest, WIDEST_PLANES)
+    block_tokens = _plane_tokens(tokens, block_features)
+    return _blocks(block_tokens, block_features, 1, 1, itemsize, False, thread=64)
+
+
+def _plane_tokens(tokens: int, block_features: int) -> int:
+    """A line of the cache, or two where there are few features."""
+    most = 128 if block_features < 64 else 64
+    return min(most, _tokens(8 * WARP_TILE, tokens, block_features))
 
 
 class PairBlocks(NamedTuple):
@@ -219,6 +233,6 @@ def _blocks(
     thread: int = 32,
 ) -> Blocks:
     warps = max(1, min(8, tokens * features // (32 * thread)))
-    vector = 16 // itemsize  # elements that a thread reads together
+    vector = 16 // itemsize if rows else 4  # elements that a thread reads together
     kept = features // vector if rows else 32 * warps * vector // tokens
     return Blocks(tokens, features, steps, max(1, min(kept, features)), warps, stages)

@@ -19,7 +19,8 @@ same order, so that no sum depends on who comes last. No program waits for anoth
 memory.
 
 Where tokens are rows, the second look reads electrons alone: a program lists those of its share of
-the tokens, from what the first look kept of the charges, and works through the list.
+the tokens, from g, which the first look left, and works through the list. Where they are planes, it
+reads g with its tile.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from atomsep.kernels.blocks import (
     Blocks,
     ceil_div,
     electron_programs,
+    keeps_lightness,
     nucleus_blocks,
     radius_blocks,
     sample_blocks,
@@ -99,8 +101,9 @@ def measure_forward(
             arrivals = torch.empty(plan.charge[0], dtype=torch.int32, device=device)
             scratch = torch.empty(plan.scratch, dtype=torch.float32, device=device)
             lightness = order = None
-            if plan.lists:
+            if plan.lightness:
                 lightness = torch.empty(plan.charge, dtype=torch.float32, device=device)
+            if plan.lists:
                 order = torch.empty(plan.charge, dtype=torch.int16, device=device)
             assert plan.nucleus is not None
             assert plan.radius is not None
@@ -117,6 +120,7 @@ class _Plan(NamedTuple):
     table: tuple[int, int]
     mean_direction: tuple[int, int]
     scratch: int
+    lightness: bool
     lists: bool
     whole: Launch | None
     nucleus: Launch | None
@@ -150,19 +154,21 @@ def _plan(
             {**read, "FULL": features == whole.features, "NORM": norm, "TOKENS": whole.tokens,
              "FEATURES": whole.features, "STAGES": whole.stages},
         )  # fmt: skip
-        return _Plan(*out, 0, False, launch, None, None)
+        return _Plan(*out, 0, False, False, launch, None, None)
 
     first = nucleus_blocks(samples, length, features, dtype.itemsize, where.rows)
     second = radius_blocks(samples, length, features, dtype.itemsize, where.rows)
     covers = second.features >= features
     lists = where.rows and covers
+    lightness = keeps_lightness(features, where.rows)
     tiles = _tiles(length, first)
     second_tiles = electron_programs(samples, length) if lists else _tiles(length, second)
     span = ceil_div(length, second_tiles)
     assert span <= second.tokens * second.steps
+    chunks = ceil_div(features, first.features)
     nucleus = Launch(
-        *(nucleus_kernel, device, (samples * tiles, ceil_div(features, first.features))),
-        *((*numbers, tiles, first.steps), first.warps),
+        *(nucleus_kernel, device, (samples * tiles * chunks,)),
+        *((*numbers, tiles, chunks, first.steps), first.warps),
         {
             **read,
             "FULL": features % first.features == 0,
@@ -179,7 +185,7 @@ def _plan(
          "KEPT": second.kept, "STAGES": second.stages},
     )  # fmt: skip
     scratch = samples * (tiles + second_tiles) * (features + TALLIES)
-    return _Plan(*out, scratch, lists, None, nucleus, radius)
+    return _Plan(*out, scratch, lightness, lists, None, nucleus, radius)
 
 
 def _tiles(length: int, blocks: Blocks) -> int:

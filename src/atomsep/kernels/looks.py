@@ -12,13 +12,14 @@ from atomsep.kernels.read import (
     charge_of,
     directions,
     fold,
+    fold_tokens,
     places,
     position_of,
-    pull_of,
+    read_lightness,
     read_positions,
     read_scores,
     sizes,
-    spread_of,
+    spread_and_pull,
     tile_mask,
     unpack,
 )
@@ -40,7 +41,8 @@ def atoms_kernel(
     kept = (column < features) & (column != FEATURE)
     sums, protons, electrons, net, squares = first_look(
         source, scores, mask, copy, charge, None, sample, 0, column, tokens, features, FEATURE,
-        stride_sample, stride_token, stride_feature, steps, 1, FULL, TOKENS, FEATURES, STAGES,
+        stride_sample, stride_token, stride_feature, steps, 1,
+        FULL, 1 if ROWS else ALIGN, TOKENS, FEATURES, STAGES,
     )  # fmt: skip
     per_token = 1 / tl.load(count + sample)
     mu = tl.where(kept, tl.sum(sums, axis=0) * per_token, 0.0)
@@ -51,19 +53,19 @@ def atoms_kernel(
     tl.store(table_at + 2, tl.sum(net, axis=0))
     tl.store(table_at + 3, tl.sum(squares, axis=0))
     radius, sums = second_look(
-        source, scores, mask, sample, 0, column, mu, tokens, features, FEATURE,
-        stride_sample, stride_token, stride_feature, steps, ROWS, NORM, FULL, TOKENS, FEATURES,
-        STAGES,
+        source, scores, mask, None, sample, 0, column, mu, tokens, features, FEATURE,
+        stride_sample, stride_token, stride_feature, steps,
+        NORM, FULL, 1 if ROWS else ALIGN, TOKENS, FEATURES, STAGES,
     )  # fmt: skip
     tl.store(table_at + 4, radius * per_token)
     s = mean_direction + sample * width + position_of(column, FEATURE)
     tl.store(s, sums * per_token, mask=kept)
 
 
-@triton.jit(do_not_specialize=[*READ, "tiles", "steps"])
+@triton.jit(do_not_specialize=[*READ, "tiles", "chunks", "steps"])
 def nucleus_kernel(
     source, scores, mask, copy, charge, lightness, scratch, arrivals,
-    tokens, features, sample_units, units, tiles, steps,
+    tokens, features, sample_units, units, tiles, chunks, steps,
     ROWS: tl.constexpr, ALIGN: tl.constexpr, FEATURE: tl.constexpr, FULL: tl.constexpr,
     TOKENS: tl.constexpr, FEATURES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -71,8 +73,9 @@ def nucleus_kernel(
     tokens, features, _, stride_sample, stride_token, stride_feature = unpack(
         tokens, features, sample_units, units, scores, ROWS, ALIGN
     )
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    chunk = tl.program_id(1)
+    place = tl.num_programs(0) - 1 - tl.program_id(0)
+    tile = place // chunks
+    chunk = place % chunks
     sample = (tile // tiles).to(tl.int64)
     if (tile % tiles == 0) & (chunk == 0):
         tl.store(arrivals + sample, 0)
@@ -81,7 +84,7 @@ def nucleus_kernel(
     sums, protons, electrons, net, squares = first_look(
         source, scores, mask, copy, charge, lightness, sample, tile % tiles, column,
         tokens, features, FEATURE, stride_sample, stride_token, stride_feature, steps, chunk == 0,
-        FULL, TOKENS, FEATURES, STAGES,
+        FULL, 1 if ROWS else ALIGN, TOKENS, FEATURES, STAGES,
     )  # fmt: skip
     tl.store(row + column, tl.sum(sums, axis=0), mask=column < features)
     if chunk == 0:
@@ -95,7 +98,8 @@ def nucleus_kernel(
 def first_look(
     source, scores, mask, copy, charge, lightness, sample, tile, column, tokens, features, feature,
     stride_sample, stride_token, stride_feature, steps, leads,
-    FULL: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr, STAGES: tl.constexpr,
+    FULL: tl.constexpr, TOGETHER: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Weighted positions, P, G, sum q and sum q², not yet added up over a tile's tokens.
 
@@ -103,7 +107,7 @@ def first_look(
     in float32 where the second look asks for it.
     """
     sample_at = source + sample * stride_sample
-    sums = tl.zeros((TOKENS, FEATURES), tl.float32)
+    sums = tl.zeros((TOKENS // TOGETHER, FEATURES), tl.float32)
     protons = tl.zeros((TOKENS,), tl.float32)
     electrons = tl.zeros((TOKENS,), tl.float32)
     net = tl.zeros((TOKENS,), tl.float32)
@@ -127,7 +131,7 @@ def first_look(
             block = tl.where(real[:, None], block, 0.0)
         q, _ = charge_of(score)
         g = tl.maximum(-q, 0.0)
-        sums += block.to(tl.float32) * (1 - g)[:, None]
+        sums += fold_tokens(block.to(tl.float32) * (1 - g)[:, None], TOGETHER)
         protons += tl.maximum(q, 0.0)
         electrons += g
         net += q
@@ -142,32 +146,29 @@ def first_look(
 
 @triton.jit
 def second_look(
-    source, scores, mask, sample, tile, column, mu, tokens, features, feature,
+    source, scores, mask, lightness, sample, tile, column, mu, tokens, features, feature,
     stride_sample, stride_token, stride_feature, steps,
-    ROWS: tl.constexpr, NORM: tl.constexpr, FULL: tl.constexpr, TOKENS: tl.constexpr,
+    NORM: tl.constexpr, FULL: tl.constexpr, TOGETHER: tl.constexpr, TOKENS: tl.constexpr,
     FEATURES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Sums of g |p - mu| and of g u."""
     sample_at = source + sample * stride_sample
     radius = tl.zeros((TOKENS,), tl.float32)
-    # Where tokens are rows, they are added up last: until then, no thread needs another.
-    tile_sums = tl.zeros((TOKENS if ROWS else 1, FEATURES), tl.float32)
+    sums = tl.zeros((TOKENS // TOGETHER, FEATURES), tl.float32)
     for step in tl.range(0, steps, num_stages=STAGES):
         token = (tile * steps + step) * TOKENS + tl.arange(0, TOKENS)
         inside = token < tokens
-        real, score = read_scores(
-            sample_at, scores, mask, sample, token, inside, tokens, feature,
+        real, g = read_lightness(
+            sample_at, scores, mask, lightness, sample, token, inside, tokens, feature,
             stride_token, stride_feature,
         )  # fmt: skip
         here = places(sample_at, token, column, stride_token, stride_feature)
         offset = read_positions(here, inside, real, column, mu, mask, feature, features, FULL)
-        q, _ = charge_of(score)
-        g = tl.maximum(-q, 0.0)
         length = tl.sum(sizes(offset, NORM), axis=1)
-        radius += g * spread_of(length, NORM)
-        pulls = directions(offset, NORM) * pull_of(g, length, NORM)[:, None]
-        tile_sums += pulls if ROWS else tl.sum(pulls, axis=0)[None, :]
-    return tl.sum(radius, axis=0), tl.sum(tile_sums, axis=0)
+        spread, pull = spread_and_pull(g, length, NORM)
+        radius += g * spread
+        sums += fold_tokens(directions(offset, NORM) * pull[:, None], TOGETHER)
+    return tl.sum(radius, axis=0), tl.sum(sums, axis=0)
 
 
 @triton.jit
@@ -191,8 +192,9 @@ def look_at_electrons(
         here = places(sample_at, token, column, stride_token, stride_feature)
         offset = read_positions(here, inside, inside, column, mu, None, feature, features, FULL)
         length = tl.sum(sizes(offset, NORM), axis=1)
-        radius += g * spread_of(length, NORM)
-        sums += directions(offset, NORM) * pull_of(g, length, NORM)[:, None]
+        spread, pull = spread_and_pull(g, length, NORM)
+        radius += g * spread
+        sums += directions(offset, NORM) * pull[:, None]
     return tl.sum(radius, axis=0), tl.sum(sums, axis=0)
 
 
@@ -248,9 +250,9 @@ def radius_kernel(
             )  # fmt: skip
         else:
             radius, sums = second_look(
-                source, scores, mask, sample, tile, column, mu, tokens, features, FEATURE,
-                stride_sample, stride_token, stride_feature, STEPS,
-                ROWS, NORM, FULL, TOKENS, FEATURES, STAGES,
+                source, scores, mask, lightness, sample, tile, column, mu, tokens, features,
+                FEATURE, stride_sample, stride_token, stride_feature, STEPS,
+                NORM, FULL, ALIGN, TOKENS, FEATURES, STAGES,
             )  # fmt: skip
         tl.store(row + column, sums, mask=column < features)
         if tile == 0:
@@ -260,12 +262,10 @@ def radius_kernel(
         sample_at = source + sample * stride_sample
         token = tile * TOKENS + tl.arange(0, TOKENS)
         inside = token < tokens
-        real, score = read_scores(
-            sample_at, scores, mask, sample, token, inside, tokens, FEATURE,
+        real, g = read_lightness(
+            sample_at, scores, mask, lightness, sample, token, inside, tokens, FEATURE,
             stride_token, stride_feature,
         )  # fmt: skip
-        q, _ = charge_of(score)
-        g = tl.maximum(-q, 0.0)
         read = inside
         if ROWS:
             read = g > 0
@@ -277,8 +277,8 @@ def radius_kernel(
             offset = read_positions(here, read, real, column, mu, mask, FEATURE, features, FULL)
             folded += fold(sizes(offset, NORM), ROWS, KEPT)
         length = tl.sum(folded, axis=1)
-        radius = tl.sum(g * spread_of(length, NORM), axis=0)
-        pull = pull_of(g, length, NORM)
+        spread, pull = spread_and_pull(g, length, NORM)
+        radius = tl.sum(g * spread, axis=0)
         for start in range(0, features, FEATURES):
             column = start + tl.arange(0, FEATURES)
             mu = nucleus_of(of_first, column, features, FEATURE, first_tiles, pitch, per_token)

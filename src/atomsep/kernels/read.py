@@ -70,6 +70,30 @@ def read_scores(
 
 
 @triton.jit
+def read_lightness(
+    sample_at, scores, mask, lightness, sample, token, inside, tokens, feature,
+    stride_token, stride_feature,
+):  # fmt: skip
+    """Which of the tokens inside are real, and g = max(-q, 0).
+
+    Read where an earlier pass left it: every thread that holds a part of a token needs it.
+    """
+    if lightness is None:
+        real, score = read_scores(
+            sample_at, scores, mask, sample, token, inside, tokens, feature,
+            stride_token, stride_feature,
+        )  # fmt: skip
+        q, _ = charge_of(score)
+        return real, tl.maximum(-q, 0.0)
+    else:  # noqa: RET505  (the compiler drops one branch)
+        place = sample * tokens + token
+        real = inside
+        if mask is not None:
+            real = inside & tl.load(mask + place, mask=inside, other=0)
+        return real, tl.load(lightness + place, mask=inside, other=0.0)
+
+
+@triton.jit
 def read_vector(at, column, features, feature):
     """A sample's vector of h' numbers by feature, 0 for the score."""
     kept = (column < features) & (column != feature)
@@ -136,18 +160,30 @@ def fold(tile, ROWS: tl.constexpr, KEPT: tl.constexpr):
 
 
 @triton.jit
-def spread_of(length, NORM: tl.constexpr):
-    """|p - mu| from the sum of sizes."""
-    return tl.sqrt(length) if NORM == 2 else length
+def fold_tokens(tile, TOGETHER: tl.constexpr):
+    """Sums over tokens that lie together, `(tokens / TOGETHER, features)`.
+
+    Any TOGETHER is right; with as many as one thread reads at once, the sum needs no exchange.
+    """
+    if TOGETHER == 1:
+        return tile
+    else:  # noqa: RET505  (the compiler drops one branch)
+        apart: tl.constexpr = tile.shape[0] // TOGETHER
+        return tl.sum(tl.reshape(tile, (apart, TOGETHER, tile.shape[1])), axis=1)
 
 
 @triton.jit
-def pull_of(lightness, length, NORM: tl.constexpr):
-    """max(-q, 0), divided by |p - mu| for norm 2: what `directions` are weighted with."""
+def spread_and_pull(lightness, length, NORM: tl.constexpr):
+    """|p - mu| from the sum of sizes; and max(-q, 0), divided by it for norm 2.
+
+    The second is what `directions` are weighted with; 0 on the nucleus, whose direction is none.
+    """
     if NORM == 2:
-        somewhere = length > 0  # not on the nucleus itself, whose direction is none
-        return tl.where(somewhere, lightness * tl.rsqrt(tl.where(somewhere, length, 1.0)), 0.0)
-    return lightness
+        somewhere = length > 1.2e-38  # the reciprocal of anything less overflows
+        inverse = tl.where(somewhere, tl.rsqrt(tl.where(somewhere, length, 1.0)), 0.0)
+        return length * inverse, lightness * inverse
+    else:  # noqa: RET505  (the compiler drops one branch)
+        return length, lightness
 
 
 @triton.jit

@@ -61,9 +61,10 @@ class Geometry(NamedTuple):
 
     Attributes:
         rows: whether features lie together; otherwise tokens do.
-        align: a power of two, 16 at most, that divides both strides and the length of the axis
-            whose numbers lie together. Those three are passed divided by it and multiplied again
-            in the kernel, which tells the compiler how many numbers it may read at once.
+        align: a power of two that divides both strides and the length of the axis whose numbers
+            lie together. Those three are passed divided by it and multiplied again in the kernel,
+            which tells the compiler how many numbers it may read at once. At most 16 features,
+            or 4 tokens: a thread does once for each of its tokens what is due once a token.
         tokens: N, divided unless tokens are rows.
         features: h, divided where tokens are rows.
         sample: stride of samples, divided.
@@ -82,7 +83,8 @@ def geometry(view: View) -> Geometry:
     """Of tokens of which the tokens or the features lie together."""
     rows = view.features == 1 or view.along_features == 1
     wide = view.along_tokens if rows else view.along_features
-    align = gcd(16, view.along_samples, wide, view.features if rows else view.tokens)
+    together = gcd(16, view.features) if rows else gcd(4, view.tokens)
+    align = gcd(together, view.along_samples, wide)
     return Geometry(
         *(rows, align, view.tokens if rows else view.tokens // align),
         view.features // align if rows else view.features,
