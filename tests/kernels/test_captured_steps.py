@@ -68,3 +68,23 @@ def test_captured_steps_train_as_eager_ones(in_place: bool) -> None:
     assert replayed.attachment.stats == eager.attachment.stats
     for one, other in zip(replayed.model.parameters(), eager.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler has its own
+def test_steps_compiled_into_graphs_train_as_eager_ones() -> None:
+    """`torch.compile` captures the model's passes by itself; loss and importance come out right."""
+    first = network(in_place=True)
+    batches = torch.randn(6, 8, 3, 20, 20, generator=torch.Generator().manual_seed(1)).cuda()
+    eager = Training(copy.deepcopy(first), batches[0].clone())
+    compiled = copy.deepcopy(first)
+    compiled.compile(mode="reduce-overhead")
+    replayed = Training(compiled, batches[0].clone())
+    for batch in batches:
+        eager.batch.copy_(batch)
+        replayed.batch.copy_(batch)
+        torch.testing.assert_close(replayed.step(), eager.step(), rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(
+            replayed.attachment.importance, eager.attachment.importance, rtol=1e-2, atol=1e-3
+        )
+    stats = eager.attachment.stats
+    assert replayed.attachment.stats == pytest.approx(stats, rel=1e-2, abs=1e-4)

@@ -54,11 +54,11 @@ list has 16 bits for each."""
 SMALLEST_SHARE = 128
 """About the fewest."""
 
-SMALL_SAMPLE = 1 << 19
+SMALL_SAMPLE = 1 << 18
 """Bytes of a sample up to which one program may take it whole. It then runs on one multiprocessor,
 but looks at it twice in one launch, the second time from the cache."""
 
-SMALL_BATCH = 1 << 26
+SMALL_BATCH = 1 << 25
 """Bytes of a latent up to which it does, since the host's time counts more than the device's."""
 
 WIDE_ROWS = 512
@@ -204,7 +204,7 @@ def pair_blocks(samples: int, width: int) -> PairBlocks:
     elif samples > 64:
         own, others, chunk, warps = 2, 128, 64, 8
     else:
-        own, others, chunk, warps = 1, 32, 128, 4
+        own, others, chunk, warps = 1, 32, 256, 4
     return PairBlocks(own, others, min(chunk, power_of_two(width)), warps)
 
 
