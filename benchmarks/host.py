@@ -41,8 +41,8 @@ class Text(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(8, 8)
-        self.data = torch.randn(2, 70, 8)
-        self.mask = torch.ones(2, 70, dtype=torch.long)
+        self.data = torch.randn(2, 128, 8)
+        self.mask = torch.ones(2, 128, dtype=torch.long)
 
     def forward(self) -> Tensor:
         """One number."""

@@ -39,7 +39,7 @@ def measure_with_loss(
         *(source, mask, count, reading, terms, weight, passing)
     )
     ready = loss, (terms, weight)
-    statistics = Statistics(table, count, measure.keeps_slopes(source, charge), ready)
+    statistics = Statistics(table, count, measure.has_room(source, charge, 3), ready)
     return Measured(handed[0] if handed else None, charge, statistics)
 
 
@@ -59,12 +59,12 @@ class _Atoms(torch.autograd.Function):
         copied, charge, table, mean_direction = kernels.measure_forward(
             source, None, mask, count, reading, copy=passing == "clone"
         )
-        keep = ctx.needs_input_grad[0] and measure.keeps_slopes(source, charge)
+        keep = ctx.needs_input_grad[0] and measure.has_room(source, charge, 3)
         loss, slopes = kernels.pairs_forward(table, count, terms, keep, weight)
         ctx.save_for_backward(source, None)  # the same as `atomsep.measure`, see there
         ctx.known = mask, count, table.detach()
         ctx.settings = reading, terms, weight
-        kept = measure.keeps_directions(source, charge)
+        kept = measure.has_room(source, charge, 2)
         ctx.computed = mean_direction if kept else None, slopes
         ctx.mark_non_differentiable(charge)
         if passing is None:

@@ -68,22 +68,20 @@ def measure(
     """
     check_norm(reading.norm)
     charge, table, *handed = _Measure.apply(source, scores, mask, count, reading, passing)
-    statistics = Statistics(table, count, keeps_slopes(source, charge))
+    statistics = Statistics(table, count, has_room(source, charge, 3))
     return Measured(handed[0] if handed else None, charge, statistics)
 
 
-def keeps_directions(source: Tensor, charge: Tensor) -> bool:
-    """Whether there is room to keep s for the backward pass, rather than compute it again.
+def has_room(source: Tensor, charge: Tensor, vectors: int) -> bool:
+    """Whether that many vectors a sample may be kept for the backward pass.
 
-    All that is kept is to stay under 5 % of the latent. The table has 4 bytes a feature of each
-    sample, as has s, and the sample's tokens have `N * itemsize`.
+    2: the table and s; 3: the gradient of the loss with respect to the table as well. What is not
+    kept is computed again. With the charges they are to stay under 5 % of the latent, or of one of
+    64 features where it has fewer; each has 4 bytes a feature.
     """
-    return charge.shape[1] * source.element_size() >= 256
-
-
-def keeps_slopes(source: Tensor, charge: Tensor) -> bool:
-    """Whether there is room for the gradient of the pairs as well."""
-    return charge.shape[1] * source.element_size() >= 400
+    features = max(64, source.numel() // max(1, charge.numel()))
+    column = charge.shape[1] * source.element_size()  # bytes of one feature of a sample
+    return 20 * (column + 4 * vectors * (features + 5)) < features * column
 
 
 class _Measure(torch.autograd.Function):
@@ -104,7 +102,7 @@ class _Measure(torch.autograd.Function):
             copied, charge, table, mean_direction = kernels.measure_forward(
                 source, scores, mask, count, reading, copy=passing == "clone"
             )
-            ctx.mean_direction = mean_direction if keeps_directions(source, charge) else None
+            ctx.mean_direction = mean_direction if has_room(source, charge, 2) else None
             ctx.by_kernels = True
         else:
             with torch.autocast(source.device.type, enabled=False):
