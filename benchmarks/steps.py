@@ -73,7 +73,11 @@ def capture(step: Step) -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    replay: Step = graph.replay
+
+    def replay() -> None:
+        assert step is not None  # held: what the graph reads and writes is the step's
+        graph.replay()
+
     return replay
 
 

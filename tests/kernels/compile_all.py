@@ -41,11 +41,11 @@ ALIKE = dict.fromkeys(
     f"{a}_{b}" for a in ("written", "arriving") for b in ("sample", "token", "feature")
 )
 KINDS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
-    "everything given": (1, {}, {"FEATURE": 1 << 30, "FULL": True, "NORM": 2}),
-    "nothing given": (1, {**NONE, **ALIKE}, {"FEATURE": 3, "FULL": False, "NORM": 1}),
+    "everything given": (1, {}, {"FEATURE": 1 << 30, "FULL": True, "NORM": 2, "ALIGN": 2}),
+    "nothing given": (1, {**NONE, **ALIKE}, {"FEATURE": 3, "FULL": False, "NORM": 1, "ALIGN": 1}),
     "as usual": (
         4, {**{k: None for k in NONE if k != "arriving"}, **ALIKE},
-        {"FEATURE": 0, "FULL": True, "NORM": 2},
+        {"FEATURE": 0, "FULL": True, "NORM": 2, "ALIGN": 4},
     ),
 }  # fmt: skip
 """Warps, arguments that are None, and constants."""
@@ -56,9 +56,8 @@ def main() -> None:
     for (warps, missing, kind), rows, whole in itertools.product(
         KINDS.values(), (True, False), (True, False)
     ):
-        tile = {"ROWS": rows, "ALIGN": 4, "STAGES": 2, **kind}
-        tile |= {"TOKENS": 4 if rows else 32, "FEATURES": 64 if whole else 32}
-        second = {**tile, "WHOLE": whole, "STEPS": 8, "KEPT": 8}
+        tile = {"ROWS": rows, "TOKENS": 4 if rows else 32, "FEATURES": 64 if whole else 32, **kind}
+        second = {**tile, "WHOLE": whole, "STEPS": 8, "KEPT": 8, "STAGES": 3 if rows else 1}
         lists = () if rows and whole else ("lightness", "order") if rows else ("order",)
         kernels = [(looks.radius_kernel, second), (backward.backward_kernel, second)]
         if whole:
@@ -69,6 +68,13 @@ def main() -> None:
             absent = {k: None for k in (*missing, *lists) if k in names}
             compile_kernel(kernel, warps, **constants, **absent)
             done += 1
+            if (
+                "lightness" in names
+                and "lightness" not in absent
+                and not (rows and "order" in names)
+            ):
+                compile_kernel(kernel, warps, **constants, **absent, lightness=None)
+                done += 1
     parts = ({"grad": None}, {"grad": None, "slopes": None}, {"losses": None})
     for norm, missing in itertools.product((1, 2), parts):
         blocks = {"NORM": norm, "MEAN": True, "OWN": 4, "OTHERS": 32, "CHUNK": 32}

@@ -67,6 +67,15 @@ def test_electrons_in_many_lists(device: torch.device) -> None:
     check(Case(2, 150, 3, "rows", torch.bfloat16, 1, masked=True), device)
 
 
+@pytest.mark.usefixtures("small_blocks")
+def test_planes_of_which_a_thread_reads_several_tokens(device: torch.device) -> None:
+    """Two and four at once, in several steps of both looks, with and without g from the first."""
+    check(Case(5, 36, 20, "planes", masked=True, copy=True), device)
+    check(Case(5, 38, 5, "planes", torch.bfloat16, 1), device)
+    check(Case(5, 38, 20, "planes", torch.bfloat16, feature=None), device)
+    check(Case(5, 36, 40, "planes", torch.float16, 1, masked=True), device)
+
+
 @pytest.mark.parametrize("memory", ["rows", "planes"])
 @pytest.mark.usefixtures("small_blocks")
 def test_samples_whole_in_many_steps(

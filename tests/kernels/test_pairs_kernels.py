@@ -51,7 +51,7 @@ def check(statistics: Statistics, terms: Terms, device: torch.device) -> None:
 @pytest.mark.parametrize("norm", [1, 2])
 @pytest.mark.parametrize("scale", ["mean", "sum"])
 @pytest.mark.parametrize(
-    ("samples", "width"), [(1, 1), (2, 1), (3, 2), (5, 3), (17, 33), (33, 64), (40, 65)]
+    ("samples", "width"), [(1, 1), (2, 1), (3, 2), (5, 3), (17, 33), (33, 64), (40, 65), (20, 300)]
 )
 def test_odd_shapes(samples: int, width: int, norm: int, scale: str, device: torch.device) -> None:
     check(draw(samples, width), Terms(norm, 1e-2, scale, 0.7, 1.3), device)  # type: ignore[arg-type]

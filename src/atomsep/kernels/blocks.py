@@ -16,7 +16,7 @@ WAVE = 1056
 """Programs that keep a large chip busy: eight on each of 132 multiprocessors."""
 
 WARP_TILE = 1024
-"""Elements of a tile that a warp holds: 32 a thread."""
+"""Elements of a tile by which its size is counted: a warp of 32 a thread."""
 
 MOST_TOKENS = 128
 """Tokens of a tile of few features."""
@@ -62,7 +62,8 @@ SMALL_BATCH = 1 << 25
 """Bytes of a latent up to which it does, since the host's time counts more than the device's."""
 
 WIDE_ROWS = 512
-"""Features from which on it does whatever the latent's size: sums over that many cross warps."""
+"""Features of a tile from which on it does whatever the latent's size, where features lie together:
+sums over that many cross warps."""
 
 
 class Blocks(NamedTuple):
@@ -131,7 +132,8 @@ def radius_blocks(samples: int, tokens: int, features: int, itemsize: int, rows:
     if made.features < features:
         return made
     most = samples * ceil_div(tokens, made.tokens) // WAVE
-    return made._replace(steps=min(4, power_of_two(max(1, most))))
+    tiles = power_of_two(ceil_div(tokens, made.tokens))
+    return made._replace(steps=min(4, tiles, power_of_two(max(1, most))))
 
 
 def electron_programs(samples: int, tokens: int) -> int:
@@ -172,7 +174,7 @@ def _planes(tokens: int, features: int, itemsize: int, widest: int) -> Blocks:
 
 
 def _plane_tokens(tokens: int, block_features: int) -> int:
-    """A line of the cache, or two where there are few features."""
+    """A line of the cache in bf16, two where there are few features, a half where there are 256."""
     most = 128 if block_features < 64 else 64
     return min(most, _tokens(8 * WARP_TILE, tokens, block_features))
 

@@ -19,8 +19,8 @@ same order, so that no sum depends on who comes last. No program waits for anoth
 memory.
 
 Where tokens are rows, the second look reads electrons alone: a program lists those of its share of
-the tokens, from g, which the first look left, and works through the list. Where they are planes, it
-reads g with its tile.
+the tokens, from g, which the first look left, and works through the list. Where they are planes of
+many features, it reads g with its tile.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _plan(
         launch = Launch(
             *(atoms_kernel, device, (samples,), (*numbers, whole.steps), whole.warps),
             {**read, "FULL": features == whole.features, "NORM": norm, "TOKENS": whole.tokens,
-             "FEATURES": whole.features, "STAGES": whole.stages},
+             "FEATURES": whole.features},
         )  # fmt: skip
         return _Plan(*out, 0, False, False, launch, None, None)
 
@@ -174,7 +174,6 @@ def _plan(
             "FULL": features % first.features == 0,
             "TOKENS": first.tokens,
             "FEATURES": first.features,
-            "STAGES": first.stages,
         },
     )
     radius = Launch(

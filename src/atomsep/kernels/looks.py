@@ -30,7 +30,7 @@ def atoms_kernel(
     source, scores, mask, copy, count, charge, table, mean_direction,
     tokens, features, sample_units, units, steps,
     ROWS: tl.constexpr, ALIGN: tl.constexpr, FEATURE: tl.constexpr, FULL: tl.constexpr,
-    NORM: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr, STAGES: tl.constexpr,
+    NORM: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
     """One program: both looks at one sample, in tiles as wide as the latent."""
     tokens, features, width, stride_sample, stride_token, stride_feature = unpack(
@@ -42,7 +42,7 @@ def atoms_kernel(
     sums, protons, electrons, net, squares = first_look(
         source, scores, mask, copy, charge, None, sample, 0, column, tokens, features, FEATURE,
         stride_sample, stride_token, stride_feature, steps, 1,
-        FULL, 1 if ROWS else ALIGN, TOKENS, FEATURES, STAGES,
+        FULL, 1 if ROWS else ALIGN, TOKENS, FEATURES,
     )  # fmt: skip
     per_token = 1 / tl.load(count + sample)
     mu = tl.where(kept, tl.sum(sums, axis=0) * per_token, 0.0)
@@ -55,7 +55,7 @@ def atoms_kernel(
     radius, sums = second_look(
         source, scores, mask, None, sample, 0, column, mu, tokens, features, FEATURE,
         stride_sample, stride_token, stride_feature, steps,
-        NORM, FULL, 1 if ROWS else ALIGN, TOKENS, FEATURES, STAGES,
+        NORM, FULL, 1 if ROWS else ALIGN, TOKENS, FEATURES,
     )  # fmt: skip
     tl.store(table_at + 4, radius * per_token)
     s = mean_direction + sample * width + position_of(column, FEATURE)
@@ -67,7 +67,7 @@ def nucleus_kernel(
     source, scores, mask, copy, charge, lightness, scratch, arrivals,
     tokens, features, sample_units, units, tiles, chunks, steps,
     ROWS: tl.constexpr, ALIGN: tl.constexpr, FEATURE: tl.constexpr, FULL: tl.constexpr,
-    TOKENS: tl.constexpr, FEATURES: tl.constexpr, STAGES: tl.constexpr,
+    TOKENS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
     """One program: sums over some tokens of one sample, for some of the features."""
     tokens, features, _, stride_sample, stride_token, stride_feature = unpack(
@@ -84,7 +84,7 @@ def nucleus_kernel(
     sums, protons, electrons, net, squares = first_look(
         source, scores, mask, copy, charge, lightness, sample, tile % tiles, column,
         tokens, features, FEATURE, stride_sample, stride_token, stride_feature, steps, chunk == 0,
-        FULL, 1 if ROWS else ALIGN, TOKENS, FEATURES, STAGES,
+        FULL, 1 if ROWS else ALIGN, TOKENS, FEATURES,
     )  # fmt: skip
     tl.store(row + column, tl.sum(sums, axis=0), mask=column < features)
     if chunk == 0:
@@ -99,7 +99,6 @@ def first_look(
     source, scores, mask, copy, charge, lightness, sample, tile, column, tokens, features, feature,
     stride_sample, stride_token, stride_feature, steps, leads,
     FULL: tl.constexpr, TOGETHER: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
-    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Weighted positions, P, G, sum q and sum q², not yet added up over a tile's tokens.
 
@@ -112,7 +111,7 @@ def first_look(
     electrons = tl.zeros((TOKENS,), tl.float32)
     net = tl.zeros((TOKENS,), tl.float32)
     squares = tl.zeros((TOKENS,), tl.float32)
-    for step in tl.range(0, steps, num_stages=STAGES):
+    for step in tl.range(0, steps, num_stages=1):
         token = (tile * steps + step) * TOKENS + tl.arange(0, TOKENS)
         inside = token < tokens
         real, score = read_scores(
@@ -149,13 +148,13 @@ def second_look(
     source, scores, mask, lightness, sample, tile, column, mu, tokens, features, feature,
     stride_sample, stride_token, stride_feature, steps,
     NORM: tl.constexpr, FULL: tl.constexpr, TOGETHER: tl.constexpr, TOKENS: tl.constexpr,
-    FEATURES: tl.constexpr, STAGES: tl.constexpr,
+    FEATURES: tl.constexpr,
 ):  # fmt: skip
     """Sums of g |p - mu| and of g u."""
     sample_at = source + sample * stride_sample
     radius = tl.zeros((TOKENS,), tl.float32)
     sums = tl.zeros((TOKENS // TOGETHER, FEATURES), tl.float32)
-    for step in tl.range(0, steps, num_stages=STAGES):
+    for step in tl.range(0, steps, num_stages=1):
         token = (tile * steps + step) * TOKENS + tl.arange(0, TOKENS)
         inside = token < tokens
         real, g = read_lightness(
@@ -252,7 +251,7 @@ def radius_kernel(
             radius, sums = second_look(
                 source, scores, mask, lightness, sample, tile, column, mu, tokens, features,
                 FEATURE, stride_sample, stride_token, stride_feature, STEPS,
-                NORM, FULL, ALIGN, TOKENS, FEATURES, STAGES,
+                NORM, FULL, ALIGN, TOKENS, FEATURES,
             )  # fmt: skip
         tl.store(row + column, sums, mask=column < features)
         if tile == 0:

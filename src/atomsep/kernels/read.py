@@ -179,7 +179,7 @@ def spread_and_pull(lightness, length, NORM: tl.constexpr):
     The second is what `directions` are weighted with; 0 on the nucleus, whose direction is none.
     """
     if NORM == 2:
-        somewhere = length > 1.2e-38  # the reciprocal of anything less overflows
+        somewhere = length > 1.2e-38  # less is flushed to 0, whose reciprocal root is infinite
         inverse = tl.where(somewhere, tl.rsqrt(tl.where(somewhere, length, 1.0)), 0.0)
         return length * inverse, lightness * inverse
     else:  # noqa: RET505  (the compiler drops one branch)
