@@ -59,15 +59,7 @@ def event_ms(run: Callable[[], object], repeats: int = 30, warm: int = 5) -> flo
 
 def device_ms(run: Callable[[], object]) -> float:
     """The same without the host: the call is captured into a graph, and the graph replayed."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return event_ms(graph.replay)
+    return event_ms(steps.capture(run))
 
 
 def copy_bandwidth() -> float:

@@ -62,8 +62,8 @@ def variants(
     return {name: capture(run) for name, run in contenders.items()} if captured else contenders
 
 
-def capture(step: Step) -> Step:
-    """The same step, replayed from a graph."""
+def capture(step: Callable[[], object]) -> Step:
+    """The same, replayed from a graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -73,12 +73,8 @@ def capture(step: Step) -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-
-    def replay() -> None:
-        assert step is not None  # held: what the graph reads and writes is the step's
-        graph.replay()
-
-    return replay
+    held = graph, step  # whose tensors the graph reads and writes
+    return lambda: held[0].replay()
 
 
 def resnet50() -> dict[str, Step]:

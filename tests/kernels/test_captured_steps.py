@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from graphs import capture
 from torch import Tensor, nn
 
 import atomsep
@@ -50,15 +51,7 @@ def test_captured_steps_train_as_eager_ones(in_place: bool) -> None:
 
     for _ in range(3):
         eager.step()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            replayed.step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss = replayed.step()
+    graph, loss = capture(replayed.step)
     for batch in batches:
         eager.batch.copy_(batch)
         replayed.batch.copy_(batch)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from allocations import Allocations
+from graphs import capture
 from torch import Tensor
 
 from atomsep import AtomLoss, kernels, use_kernels
@@ -145,14 +146,7 @@ def test_captured_into_a_graph(tokens_a_sample: int, device: torch.device) -> No
 
     with use_kernels("triton"):
         static = first.clone()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            run(static)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = run(static)
+        graph, captured = capture(lambda: run(static))
         static.copy_(second)
         graph.replay()
         for got, want in zip(captured, run(second), strict=True):

@@ -159,8 +159,8 @@ def _plan(
     first = nucleus_blocks(samples, length, features, dtype.itemsize, where.rows)
     second = radius_blocks(samples, length, features, dtype.itemsize, where.rows)
     covers = second.features >= features
-    lists = where.rows and covers
     lightness = keeps_lightness(features, where.rows)
+    lists = lightness and where.rows
     tiles = _tiles(length, first)
     second_tiles = electron_programs(samples, length) if lists else _tiles(length, second)
     span = ceil_div(length, second_tiles)

@@ -50,6 +50,15 @@ def unpack(tokens, features, sample_units, units, scores, ROWS: tl.constexpr, AL
 
 
 @triton.jit
+def read_mask(mask, place, inside):
+    """Which of the tokens inside are real."""
+    if mask is None:
+        return inside
+    else:  # noqa: RET505  (the compiler drops one branch)
+        return inside & tl.load(mask + place, mask=inside, other=0)
+
+
+@triton.jit
 def read_scores(
     sample_at, scores, mask, sample, token, inside, tokens, feature, stride_token, stride_feature
 ):
@@ -57,10 +66,8 @@ def read_scores(
 
     The score is a feature of the token, or comes from a tensor `(M, N)` of its own.
     """
-    real = inside
     place = sample * tokens + token
-    if mask is not None:
-        real = inside & tl.load(mask + place, mask=inside, other=0)
+    real = read_mask(mask, place, inside)
     if scores is None:
         feature_at = sample_at + feature * stride_feature
         raw = tl.load(feature_at + token.to(tl.int64) * stride_token, mask=real, other=0.0)
@@ -87,10 +94,7 @@ def read_lightness(
         return real, tl.maximum(-q, 0.0)
     else:  # noqa: RET505  (the compiler drops one branch)
         place = sample * tokens + token
-        real = inside
-        if mask is not None:
-            real = inside & tl.load(mask + place, mask=inside, other=0)
-        return real, tl.load(lightness + place, mask=inside, other=0.0)
+        return read_mask(mask, place, inside), tl.load(lightness + place, mask=inside, other=0.0)
 
 
 @triton.jit
