@@ -151,9 +151,10 @@ def backward_blocks(samples: int, tokens: int, features: int, itemsize: int, row
     """The backward pass."""
     block_features = power_of_two(features)
     if rows and block_features <= WIDEST_ROWS:
-        block_tokens = _tokens(WARP_TILE, tokens, block_features)
+        narrow = block_features <= WIDE_ROWS  # one warp then holds a tile: none waits for another
+        block_tokens = _tokens(WARP_TILE // 2 if narrow else WARP_TILE, tokens, block_features)
         most = power_of_two(ceil_div(tokens, block_tokens))
-        steps = min(8, power_of_two(max(1, samples * most // WAVE)), most)
+        steps = min(4 if narrow else 8, power_of_two(max(1, samples * most // WAVE)), most)
         return _blocks(
             block_tokens, block_features, steps, min(3, steps), itemsize, True, thread=16
         )
