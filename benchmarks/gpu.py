@@ -1,6 +1,6 @@
 """Time and memory of the loss on a GPU.
 
-    python -m benchmarks.gpu [--only loss,passes,pairs,growth,steps] [--turns 9] [--skip-parity]
+    python -m benchmarks.gpu [--only loss,layers,passes,...] [--turns 9] [--skip-parity]
 
 Runs the kernels' parity tests first and stops if one fails: no speed without the right answer.
 Then measures the copy bandwidth and, in the same run, every contender of every case; prints
@@ -41,6 +41,31 @@ LATENTS: dict[str, tuple[tuple[int, ...], torch.dtype, Axes, bool]] = {
     "DCGAN 128 x 64 x 32 x 32 fp32": ((128, 64, 32, 32), torch.float32, "channels_first", False),
     "BERT-base 32 x 128 x 768 bf16": ((32, 128, 768), torch.bfloat16, "channels_last", False),
 }  # fmt: skip
+
+
+BF16, FP32 = torch.bfloat16, torch.float32
+IMAGES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+    "ResNet-18, stage 1": ((256, 64, 56, 56), BF16),
+    "ResNet-18, stage 2": ((256, 128, 28, 28), BF16),
+    "ResNet-18, stage 3": ((256, 256, 14, 14), BF16),
+    "ResNet-18, stage 4": ((256, 512, 7, 7), BF16),
+    "ResNet-50, stage 2": ((256, 512, 28, 28), BF16),
+    "ResNet-50, stage 3": ((256, 1024, 14, 14), BF16),
+    "ResNet-50, stage 4": ((256, 2048, 7, 7), BF16),
+    "AlexNet, conv 2": ((256, 192, 27, 27), FP32),
+    "Inception v3, mixed 5": ((64, 288, 35, 35), FP32),
+    "VGG-16, conv 4": ((64, 512, 28, 28), FP32),
+    "CIFAR ResNet-18, stage 1": ((128, 64, 32, 32), FP32),
+    "CIFAR ResNet-18, stage 4": ((128, 512, 4, 4), FP32),
+    "DCGAN, first block": ((128, 512, 4, 4), FP32),
+    "DCGAN, third block": ((128, 128, 16, 16), FP32),
+}
+TEXTS: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+    "ViT-B/16": ((256, 197, 768), BF16),
+    "BERT-large": ((16, 512, 1024), BF16),
+    "GPT-2": ((8, 1024, 768), BF16),
+}
+"""Layers of networks at usual batches: images in both memory formats, texts as rows."""
 
 
 def event_ms(run: Callable[[], object], repeats: int = 30, warm: int = 5) -> float:
@@ -148,6 +173,36 @@ def loss_alone(bandwidth: float) -> None:
                  "copy_TB_s": round(bandwidth / 1e12, 3), "device_ms": round(alone, 4)}
             )  # fmt: skip
     record.append("gpu_loss", rows)
+
+
+def layers(bandwidth: float) -> None:
+    """Layers of networks: the kernels against plain PyTorch and the limit, on the device alone."""
+    rows: list[dict[str, object]] = []
+    print("\nlayers, device alone, ms: limit, plain PyTorch, kernels, and how many times the limit")
+    kinds = [(name, *kind, "channels-last") for name, kind in IMAGES.items()]
+    kinds += [(name, *kind, "contiguous") for name, kind in IMAGES.items()]
+    kinds += [(name, *kind, "rows") for name, kind in TEXTS.items()]
+    for name, shape, dtype, memory in kinds:
+        latent = torch.randn(shape, device="cuda", dtype=dtype)
+        if memory == "channels-last":
+            latent = latent.to(memory_format=torch.channels_last)
+        arriving = torch.randn_like(latent)
+        latent.requires_grad_()
+        axes: Axes = "channels_last" if memory == "rows" else "channels_first"
+        limit = 1e3 * 4 * latent.nbytes / bandwidth
+        plain, fused = (
+            device_ms(with_kernels(mode, node(latent, axes, arriving)))
+            for mode in ("torch", "triton")
+        )
+        print(
+            f"  {name:26} {memory:14} {limit:7.4f} {plain:9.4f} {fused:8.4f}  {fused / limit:6.2f}"
+        )
+        rows.append(
+            {"layer": name, "shape": " x ".join(map(str, shape)), "dtype": str(dtype)[6:],
+             "memory": memory, "limit_ms": round(limit, 4), "plain_ms": round(plain, 4),
+             "kernels_ms": round(fused, 4)}
+        )  # fmt: skip
+    record.append("gpu_layers", rows)
 
 
 def passes() -> None:
@@ -295,7 +350,7 @@ def growth() -> None:
 
 def main(argv: list[str] | None = None) -> Any:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="loss,passes,pairs,growth,steps")
+    parser.add_argument("--only", default="loss,layers,passes,pairs,growth,steps")
     parser.add_argument("--case", default="", help="only training steps whose name holds this")
     parser.add_argument("--turns", type=int, default=9, help="of each step; more for less noise")
     parser.add_argument("--skip-parity", action="store_true")
@@ -312,6 +367,8 @@ def main(argv: list[str] | None = None) -> Any:
     wanted = args.only.split(",")
     if "loss" in wanted:
         loss_alone(bandwidth)
+    if "layers" in wanted:
+        layers(bandwidth)
     if "passes" in wanted:
         passes()
     if "pairs" in wanted:

@@ -19,6 +19,7 @@ POINTERS = {
     "arriving": "*bf16", "written": "*bf16", "grad_scores": "*bf16", "arrivals": "*i32",
     **dict.fromkeys(("count", "scratch", "table", "mean_direction", "grad_table"), "*fp32"),
     **dict.fromkeys(("losses", "slopes", "grad", "scale", "lightness"), "*fp32"), "order": "*i16",
+    **dict.fromkeys(("parts", "loss"), "*fp32"),
     **dict.fromkeys(("weight", "softening", "pair_weight", "target"), "fp32"),
     **dict.fromkeys(("neutrality", "occupancy"), "fp32"),
 }  # fmt: skip
@@ -79,6 +80,9 @@ def main() -> None:
     for norm, missing in itertools.product((1, 2), parts):
         blocks = {"NORM": norm, "MEAN": True, "OWN": 4, "OTHERS": 32, "CHUNK": 32}
         compile_kernel(pairs.pairs_kernel, 4, **blocks, **missing)
+        done += 1
+    for missing in ({}, {"parts": None, "slopes": None}, {"losses": None, "loss": None}):
+        compile_kernel(pairs.gather_kernel, 4, GATHERED=512, **missing)
         done += 1
     print(f"{done} kernels compiled")
 

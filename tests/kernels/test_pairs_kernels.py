@@ -58,7 +58,11 @@ def test_odd_shapes(samples: int, width: int, norm: int, scale: str, device: tor
 
 
 @pytest.mark.parametrize(
-    "sizes", [(4, 8, 4, 1), (8, 4, 2, 1), (16, 4, 8, 2), (4, 4, 1, 1), (1, 8, 16, 1)]
+    "sizes",
+    [
+        *((4, 8, 4, 1), (8, 4, 2, 1), (16, 4, 8, 2), (4, 4, 1, 1), (1, 8, 16, 1)),
+        *((4, 4, 4, 1, 2), (4, 2, 4, 1, 3), (16, 2, 8, 1, 9), (1, 8, 16, 1, 8)),
+    ],
 )
 def test_blocks_of_rows(
     sizes: tuple[int, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from atomsep.kernels.blocks import backward_blocks, ceil_div
+from atomsep.kernels.blocks import Latent, backward_blocks, ceil_div
 from atomsep.kernels.launch import Launch, on
 from atomsep.kernels.read import (
     READ,
@@ -132,7 +132,8 @@ def _launch(
     assert view is not None
     samples, length, features, *_ = view
     where = geometry(view)
-    blocks = backward_blocks(samples, length, features, dtype.itemsize, where.rows)
+    latent = Latent(samples, length, features, dtype.itemsize, where.rows, where.align)
+    blocks = backward_blocks(latent)
     tiles = ceil_div(length, blocks.tokens * blocks.steps)
     same = (None, None, None)  # the strides of the tokens, of which the compiler knows more
     numbers = (

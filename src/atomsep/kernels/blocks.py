@@ -66,6 +66,31 @@ WIDE_ROWS = 512
 sums over that many cross warps."""
 
 
+class Latent(NamedTuple):
+    """What the rules look at.
+
+    Attributes:
+        samples: M.
+        tokens: N.
+        features: h.
+        itemsize: bytes of a number.
+        rows: whether features lie together; otherwise tokens do.
+        align: numbers that may be read at once, as in `Geometry`.
+    """
+
+    samples: int
+    tokens: int
+    features: int
+    itemsize: int
+    rows: bool
+    align: int
+
+    @property
+    def ragged(self) -> bool:
+        """Whether planes begin anywhere, so that a thread reads its numbers one by one, or two."""
+        return not self.rows and self.align < 4
+
+
 class Blocks(NamedTuple):
     """One program's share of a sample.
 
@@ -86,10 +111,9 @@ class Blocks(NamedTuple):
     stages: int
 
 
-def sample_blocks(
-    samples: int, tokens: int, features: int, itemsize: int, rows: bool
-) -> Blocks | None:
+def sample_blocks(latent: Latent) -> Blocks | None:
     """The whole forward pass of a small sample in one program; None for larger ones."""
+    samples, tokens, features, itemsize, rows, _ = latent
     block_features = power_of_two(features)
     size = tokens * features * itemsize
     if size > SMALL_SAMPLE or block_features > (WIDEST_ROWS if rows else WIDEST_PLANES):
@@ -99,18 +123,19 @@ def sample_blocks(
     block_tokens = _tokens(8 * WARP_TILE, tokens, block_features)
     steps = ceil_div(tokens, block_tokens)
     thread = 32 if rows and block_features >= 256 else 64
-    return _blocks(block_tokens, block_features, steps, 1, itemsize, rows, thread)
+    return _blocks(latent, block_tokens, block_features, thread, steps)
 
 
-def nucleus_blocks(samples: int, tokens: int, features: int, itemsize: int, rows: bool) -> Blocks:
-    """The first launch of the forward pass, for samples of `tokens x features`."""
+def nucleus_blocks(latent: Latent) -> Blocks:
+    """The first launch of the forward pass."""
+    samples, tokens, features, _, rows, _ = latent
     if rows:
         block_features = min(power_of_two(features), FIRST_FEATURES_ROWS)
         block_tokens = _tokens(2 * WARP_TILE, tokens, block_features)
     else:
         block_features = min(power_of_two(features), FIRST_FEATURES_PLANES)
-        block_tokens = _plane_tokens(tokens, block_features)
-    made = _blocks(block_tokens, block_features, 1, 1, itemsize, rows)
+        block_tokens = _plane_tokens(latent, block_features)
+    made = _blocks(latent, block_tokens, block_features)
     made = made._replace(warps=min(4, made.warps))
     few = FIRST_TILES_ROWS if rows else FIRST_TILES_PLANES
     wave = WAVE if rows else 4 * WAVE // made.warps
@@ -118,17 +143,20 @@ def nucleus_blocks(samples: int, tokens: int, features: int, itemsize: int, rows
     return made._replace(steps=ceil_div(ceil_div(tokens, block_tokens), tiles))
 
 
-def radius_blocks(samples: int, tokens: int, features: int, itemsize: int, rows: bool) -> Blocks:
+def radius_blocks(latent: Latent) -> Blocks:
     """The second launch of the forward pass."""
+    samples, tokens, features, _, rows, _ = latent
     block_features = power_of_two(features)
     if rows and block_features <= WIDEST_ROWS:
         block_tokens = _tokens(WARP_TILE, tokens, block_features)
         share = power_of_two(ceil_div(tokens, electron_programs(samples, tokens)))
-        steps = ceil_div(share, block_tokens)
-        return _blocks(block_tokens, block_features, steps, 3, itemsize, True)
+        return _blocks(
+            latent, block_tokens, block_features, steps=ceil_div(share, block_tokens), stages=3
+        )
     if rows:
-        return _very_wide_rows(tokens, itemsize)
-    made = _planes(tokens, features, itemsize, widest=256)
+        return _very_wide_rows(latent)
+    halves = ceil_div(features, 128)
+    made = _planes(latent, widest=128 if features > 256 and halves % 2 else 256)
     if made.features < features:
         return made
     most = samples * ceil_div(tokens, made.tokens) // WAVE
@@ -142,42 +170,51 @@ def electron_programs(samples: int, tokens: int) -> int:
     return max(least, min(most, 2 * WAVE // samples))
 
 
-def keeps_lightness(features: int, rows: bool) -> bool:
+def keeps_lightness(latent: Latent) -> bool:
     """Whether the first launch leaves max(-q, 0) for the second, 4 bytes a token."""
-    return power_of_two(features) <= WIDEST_ROWS if rows else features >= WIDE_PLANES
+    if latent.rows:
+        return power_of_two(latent.features) <= WIDEST_ROWS
+    return latent.features >= WIDE_PLANES
 
 
-def backward_blocks(samples: int, tokens: int, features: int, itemsize: int, rows: bool) -> Blocks:
+def backward_blocks(latent: Latent) -> Blocks:
     """The backward pass."""
+    samples, tokens, features, _, rows, _ = latent
     block_features = power_of_two(features)
     if rows and block_features <= WIDEST_ROWS:
         narrow = block_features <= WIDE_ROWS  # one warp then holds a tile: none waits for another
         block_tokens = _tokens(WARP_TILE // 2 if narrow else WARP_TILE, tokens, block_features)
         most = power_of_two(ceil_div(tokens, block_tokens))
         steps = min(4 if narrow else 8, power_of_two(max(1, samples * most // WAVE)), most)
-        return _blocks(
-            block_tokens, block_features, steps, min(3, steps), itemsize, True, thread=16
-        )
+        return _blocks(latent, block_tokens, block_features, 16, steps, min(3, steps))
     if rows:
-        return _very_wide_rows(tokens, itemsize)
-    return _planes(tokens, features, itemsize, widest=128)
+        return _very_wide_rows(latent)
+    return _planes(latent, widest=64 if latent.ragged else 128)
 
 
-def _very_wide_rows(tokens: int, itemsize: int) -> Blocks:
-    return _blocks(_tokens(4 * WARP_TILE, tokens, CHUNK), CHUNK, 1, 1, itemsize, True)
+def _very_wide_rows(latent: Latent) -> Blocks:
+    return _blocks(latent, _tokens(4 * WARP_TILE, latent.tokens, CHUNK), CHUNK)
 
 
-def _planes(tokens: int, features: int, itemsize: int, widest: int) -> Blocks:
+def _planes(latent: Latent, widest: int) -> Blocks:
     """One tile; where the latent is wider, its features come in chunks and are read twice."""
-    block_features = min(power_of_two(features), widest, WIDEST_PLANES)
-    block_tokens = _plane_tokens(tokens, block_features)
-    return _blocks(block_tokens, block_features, 1, 1, itemsize, False, thread=64)
+    block_features = min(power_of_two(latent.features), widest, WIDEST_PLANES)
+    block_tokens = _plane_tokens(latent, block_features)
+    return _blocks(latent, block_tokens, block_features, 32 if latent.ragged else 64)
 
 
-def _plane_tokens(tokens: int, block_features: int) -> int:
-    """A line of the cache in bf16, two where there are few features, a half where there are 256."""
-    most = 128 if block_features < 64 else 64
-    return min(most, _tokens(8 * WARP_TILE, tokens, block_features))
+def _plane_tokens(latent: Latent, block_features: int) -> int:
+    """A line of the cache in bf16, two where there are few features, a half where there are 256.
+
+    Where planes are ragged, every number takes an address and a mask of its own: half as many.
+    """
+    most = 32 if latent.ragged else 128 if block_features < 64 else 64
+    elements = (4 if latent.ragged else 8) * WARP_TILE
+    return min(most, _tokens(elements, latent.tokens, block_features))
+
+
+GATHERED = 512
+"""Numbers of the gradient of the pairs that a program adds up, where several left parts of it."""
 
 
 class PairBlocks(NamedTuple):
@@ -188,27 +225,29 @@ class PairBlocks(NamedTuple):
         others: samples it holds against them at a time.
         chunk: features at a time.
         warps: of the program.
+        splits: programs that share the others, at most.
     """
 
     own: int
     others: int
     chunk: int
     warps: int
+    splits: int = 1
 
 
 def pair_blocks(samples: int, width: int) -> PairBlocks:
     """All pairs of `samples` nuclei of `width` features."""
-    if samples >= 2048:  # enough programs: share what is loaded
-        own, others, chunk, warps = 16, 64, 16, 4
-    elif samples > 512:
-        own, others, chunk, warps = 8, 64, 32, 4
+    if samples >= 4096:  # enough programs
+        own, others, chunk, warps, splits = 16, 64, 16, 4, 1
     elif samples > 256:
-        own, others, chunk, warps = 4, 64, 64, 4
+        own, others, chunk, warps, splits = 16, 64, 16, 4, 4 if samples >= 2048 else 8
+    elif samples > 128:
+        own, others, chunk, warps, splits = 4, 64, 64, 4, 4
     elif samples > 64:
-        own, others, chunk, warps = 2, 128, 64, 8
+        own, others, chunk, warps, splits = 4, 32, 64, 4, 4
     else:
-        own, others, chunk, warps = 1, 32, 256, 4
-    return PairBlocks(own, others, min(chunk, power_of_two(width)), warps)
+        own, others, chunk, warps, splits = 1, 32, 256, 4, 2
+    return PairBlocks(own, others, min(chunk, power_of_two(width)), warps, splits)
 
 
 def ceil_div(number: int, step: int) -> int:
@@ -227,15 +266,12 @@ def _tokens(elements: int, tokens: int, block_features: int) -> int:
 
 
 def _blocks(
-    tokens: int,
-    features: int,
-    steps: int,
-    stages: int,
-    itemsize: int,
-    rows: bool,
-    thread: int = 32,
+    latent: Latent, tokens: int, features: int, thread: int = 32, steps: int = 1, stages: int = 1
 ) -> Blocks:
+    """A tile of which a thread holds so many numbers."""
     warps = max(1, min(8, tokens * features // (32 * thread)))
-    vector = 16 // itemsize if rows else 4  # elements that a thread reads together
-    kept = features // vector if rows else 32 * warps * vector // tokens
+    if latent.rows:
+        kept = features // (16 // latent.itemsize)
+    else:
+        kept = 32 * warps * latent.align // tokens
     return Blocks(tokens, features, steps, max(1, min(kept, features)), warps, stages)

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from atomsep.kernels.blocks import (
     Blocks,
+    Latent,
     ceil_div,
     electron_programs,
     keeps_lightness,
@@ -147,7 +148,8 @@ def _plan(
     out = (samples, length), (samples, FIELDS + width), (samples, width)
     read = {"ROWS": where.rows, "ALIGN": where.align, "FEATURE": score_at(view, feature)}
 
-    whole = sample_blocks(samples, length, features, dtype.itemsize, where.rows)
+    latent = Latent(samples, length, features, dtype.itemsize, where.rows, where.align)
+    whole = sample_blocks(latent)
     if whole is not None:
         launch = Launch(
             *(atoms_kernel, device, (samples,), (*numbers, whole.steps), whole.warps),
@@ -156,10 +158,9 @@ def _plan(
         )  # fmt: skip
         return _Plan(*out, 0, False, False, launch, None, None)
 
-    first = nucleus_blocks(samples, length, features, dtype.itemsize, where.rows)
-    second = radius_blocks(samples, length, features, dtype.itemsize, where.rows)
+    first, second = nucleus_blocks(latent), radius_blocks(latent)
     covers = second.features >= features
-    lightness = keeps_lightness(features, where.rows)
+    lightness = keeps_lightness(latent)
     lists = lightness and where.rows
     tiles = _tiles(length, first)
     second_tiles = electron_programs(samples, length) if lists else _tiles(length, second)

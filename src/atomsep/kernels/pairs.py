@@ -5,7 +5,8 @@
 A program holds a block of its own samples against all others, block by block: distances from exact
 differences, a chunk of features at a time; then the energies and their slopes; then the chunks
 again for the gradient of the nuclei, which needs the finished distances. Energy and gradient of a
-sample are sums over its own row, so no program adds to another's.
+sample are sums over its own row, so no program adds to another's. Where samples are too few for
+enough programs, several share a row, and a second launch adds up what they left, in order.
 
 Bytes: M (h' + 6) numbers in, as many out; nothing of size M x M. Arithmetic: 9 operations a pair
 and feature, forward and gradient together, in float32; it bounds large M, and launching the
@@ -25,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from atomsep.functional import OCCUPANCY_TARGET
-from atomsep.kernels.blocks import ceil_div, pair_blocks
+from atomsep.kernels.blocks import GATHERED, ceil_div, pair_blocks
 from atomsep.kernels.launch import Launch, on
 from atomsep.kernels.read import directions, sizes
 from atomsep.statistics import FIELDS
@@ -51,11 +52,20 @@ def pairs_forward(
     """
     table, plan = _prepare(table, count, terms)
     losses = torch.empty(plan.programs, dtype=torch.float32, device=table.device)
-    slopes = torch.empty_like(table) if gradient else None
-    launch = plan.both if gradient else plan.loss
+    slopes = parts = None
+    if gradient:
+        slopes, parts = _memory(table, plan)
     with on(table.device):
-        launch((table, count, losses, slopes, None), (weight,))
-    return losses.sum() if plan.programs > 1 else losses.reshape(()), slopes
+        launch = plan.both if gradient else plan.loss
+        launch((table, count, losses, parts, None), (weight,))
+        if plan.programs == 1:
+            return losses.reshape(()), slopes
+        loss = losses.new_empty(())
+        if parts is slopes:
+            plan.gather_losses((None, losses, None, loss))
+        else:
+            plan.gather_both((parts, losses, slopes, loss))
+    return loss, slopes
 
 
 def pairs_gradient(
@@ -63,10 +73,18 @@ def pairs_gradient(
 ) -> Tensor:
     """The gradient alone, times the one that arrives for the loss, a scalar."""
     table, plan = _prepare(table, count, terms)
-    slopes = torch.empty_like(table)
+    slopes, parts = _memory(table, plan)
     with on(table.device):
-        plan.gradient((table, count, None, slopes, grad), (weight,))
+        plan.gradient((table, count, None, parts, grad), (weight,))
+        if parts is not slopes:
+            plan.gather_slopes((parts, None, slopes, None))
     return slopes
+
+
+def _memory(table: Tensor, plan: _Plan) -> tuple[Tensor, Tensor]:
+    """For the gradient, and for its parts where programs share a row; else it is both."""
+    slopes = torch.empty_like(table)
+    return slopes, slopes if plan.splits == 1 else table.new_empty(plan.splits, *table.shape)
 
 
 def _prepare(table: Tensor, count: Tensor, terms: Terms) -> tuple[Tensor, _Plan]:
@@ -76,50 +94,75 @@ def _prepare(table: Tensor, count: Tensor, terms: Terms) -> tuple[Tensor, _Plan]
 
 
 class _Plan(NamedTuple):
-    """Launches for tables of one size: the loss, its gradient, or both."""
+    """Launches for tables of one size: the loss, its gradient, or both; and their sums."""
 
     programs: int
+    splits: int
     loss: Launch
     both: Launch
     gradient: Launch
+    gather_losses: Launch
+    gather_both: Launch
+    gather_slopes: Launch
 
 
 @lru_cache(maxsize=1024)
 def _plan(samples: int, pitch: int, device: torch.device, terms: Terms, *kinds: object) -> _Plan:
     """For tables of this size; `kinds` are the types of the other tensors."""
     blocks = pair_blocks(samples, pitch - FIELDS)
-    programs = ceil_div(samples, blocks.own)
+    share = blocks.others * ceil_div(ceil_div(samples, blocks.others), blocks.splits)
+    splits = ceil_div(samples, share)
+    programs = ceil_div(samples, blocks.own) * splits
     numbers = (
-        *(samples, pitch, float(terms.softening), 1 / max(1, samples * (samples - 1))),
-        *(terms.neutrality / samples, terms.occupancy / samples, OCCUPANCY_TARGET),
+        *(samples, pitch, splits, share, float(terms.softening)),
+        *(1 / max(1, samples * (samples - 1)), terms.neutrality / samples),
+        *(terms.occupancy / samples, OCCUPANCY_TARGET),
     )
     constants = {
         "NORM": terms.norm, "MEAN": terms.scale == "mean", "OWN": blocks.own,
         "OTHERS": blocks.others, "CHUNK": blocks.chunk,
     }  # fmt: skip
-    launches = (
-        Launch(pairs_kernel, device, (programs,), numbers, blocks.warps, constants)
-        for _ in range(3)
+    size = samples * pitch
+    grids = (1, ceil_div(size, GATHERED), ceil_div(size, GATHERED))
+    return _Plan(
+        *(programs, splits),
+        *(
+            Launch(pairs_kernel, device, (programs,), numbers, blocks.warps, constants)
+            for _ in range(3)
+        ),
+        *(
+            Launch(
+                *(gather_kernel, device, (grid,), (size, splits, programs)),
+                *(4, {"GATHERED": GATHERED}),
+            )
+            for grid in grids
+        ),
     )
-    return _Plan(programs, *launches)
 
 
 @triton.jit
 def pairs_kernel(
     table, count, losses, slopes, grad, weight,
-    samples, pitch, softening, pair_weight, neutrality, occupancy, target,
+    samples, pitch, splits, share, softening, pair_weight, neutrality, occupancy, target,
     NORM: tl.constexpr, MEAN: tl.constexpr, OWN: tl.constexpr, OTHERS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One program: the pairs of OWN samples with all others."""
+    """One program: the pairs of OWN samples with a share of the others."""
     if grad is not None:
         weight *= tl.load(grad)
     pair_weight *= weight
     neutrality *= weight
     occupancy *= weight
     width = pitch - 5
-    own = tl.program_id(0) * OWN + tl.arange(0, OWN)
+    split = tl.program_id(0) % splits
+    own = tl.program_id(0) // splits * OWN + tl.arange(0, OWN)
     inside = own < samples
+    once = (split == 0).to(tl.float32)  # what does not depend on others
+    neutrality *= once
+    occupancy *= once
+    if slopes is not None:
+        slopes += split.to(tl.int64) * samples * pitch
+    first = split * share
     p, g, net, r, unit = read_samples(table, count, pitch, own, inside, MEAN)
     # Sums over others, not yet added up over a block of them.
     energy = tl.zeros((OTHERS, OWN), tl.float32)
@@ -128,8 +171,8 @@ def pairs_kernel(
     g_net = tl.zeros((OTHERS, OWN), tl.float32)
     g_radius = tl.zeros((OTHERS, OWN), tl.float32)
     own_at = own.to(tl.int64) * pitch
-    for start_other in range(0, samples, OTHERS):
-        other = start_other + tl.arange(0, OTHERS)
+    for done in range(0, tl.minimum(share, samples - first), OTHERS):
+        other = first + done + tl.arange(0, OTHERS)
         there = other < samples
         p_other, g_other, net_other, r_other, _ = read_samples(
             table, count, pitch, other, there, MEAN
@@ -170,7 +213,7 @@ def pairs_kernel(
                 column = start + tl.arange(0, CHUNK)
                 valid = (column < width)[:, None] & inside[None, :]
                 at = slopes + own_at[None, :] + 5 + column[:, None]
-                before = tl.load(at, mask=valid & (start_other > 0), other=0.0)
+                before = tl.load(at, mask=valid & (done > 0), other=0.0)
                 tl.store(at, before + part, mask=valid)
             tl.debug_barrier()  # another thread may add to it in the next block
     squares = tl.load(table + own_at + 3, mask=inside, other=0.0)
@@ -188,6 +231,25 @@ def pairs_kernel(
         tl.store(slopes + own_at + 2, of_net, mask=inside)
         tl.store(slopes + own_at + 3, 2 * occupancy * excess * unit, mask=inside)
         tl.store(slopes + own_at + 4, pair_weight * tl.sum(g_radius, axis=0), mask=inside)
+
+
+@triton.jit
+def gather_kernel(parts, losses, slopes, loss, size, splits, programs, GATHERED: tl.constexpr):
+    """One program: some numbers of the gradient, and of the first the loss, added up in order."""
+    place = tl.arange(0, GATHERED)
+    if parts is not None:
+        at = tl.program_id(0).to(tl.int64) * GATHERED + place
+        sums = tl.zeros((GATHERED,), tl.float32)
+        for split in range(splits):
+            of_split = parts + tl.cast(split, tl.int64) * size
+            sums += tl.load(of_split + at, mask=at < size, other=0.0)
+        tl.store(slopes + at, sums, mask=at < size)
+    if losses is not None:  # noqa: SIM102  (known to the compiler, unlike the other)
+        if tl.program_id(0) == 0:
+            total = tl.zeros((GATHERED,), tl.float32)
+            for start in range(0, programs, GATHERED):
+                total += tl.load(losses + start + place, mask=start + place < programs, other=0.0)
+            tl.store(loss, tl.sum(total, axis=0))
 
 
 @triton.jit
