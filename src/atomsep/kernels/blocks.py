@@ -155,8 +155,8 @@ def radius_blocks(latent: Latent) -> Blocks:
         )
     if rows:
         return _very_wide_rows(latent)
-    halves = ceil_div(features, 128)
-    made = _planes(latent, widest=128 if features > 256 and halves % 2 else 256)
+    half_empty = features > 256 and ceil_div(features, 128) % 2  # the last chunk of 256
+    made = _planes(latent, widest=128 if half_empty else 256)
     if made.features < features:
         return made
     most = samples * ceil_div(tokens, made.tokens) // WAVE
