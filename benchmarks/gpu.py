@@ -57,7 +57,6 @@ IMAGES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     "VGG-16, conv 4": ((64, 512, 28, 28), FP32),
     "CIFAR ResNet-18, stage 1": ((128, 64, 32, 32), FP32),
     "CIFAR ResNet-18, stage 4": ((128, 512, 4, 4), FP32),
-    "DCGAN, first block": ((128, 512, 4, 4), FP32),
     "DCGAN, third block": ((128, 128, 16, 16), FP32),
 }
 TEXTS: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
