@@ -59,12 +59,12 @@ IMAGES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     "CIFAR ResNet-18, stage 4": ((128, 512, 4, 4), FP32),
     "DCGAN, third block": ((128, 128, 16, 16), FP32),
 }
-TEXTS: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+SEQUENCES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     "ViT-B/16": ((256, 197, 768), BF16),
     "BERT-large": ((16, 512, 1024), BF16),
     "GPT-2": ((8, 1024, 768), BF16),
 }
-"""Layers of networks at usual batches: images in both memory formats, texts as rows."""
+"""Layers of networks at usual batches: images in both memory formats, sequences as rows."""
 
 
 def event_ms(run: Callable[[], object], repeats: int = 30, warm: int = 5) -> float:
@@ -180,7 +180,7 @@ def layers(bandwidth: float) -> None:
     print("\nlayers, device alone, ms: limit, plain PyTorch, kernels, and how many times the limit")
     kinds = [(name, *kind, "channels-last") for name, kind in IMAGES.items()]
     kinds += [(name, *kind, "contiguous") for name, kind in IMAGES.items()]
-    kinds += [(name, *kind, "rows") for name, kind in TEXTS.items()]
+    kinds += [(name, *kind, "rows") for name, kind in SEQUENCES.items()]
     for name, shape, dtype, memory in kinds:
         latent = torch.randn(shape, device="cuda", dtype=dtype)
         if memory == "channels-last":
@@ -300,7 +300,7 @@ def pairs_alone() -> None:
         with use_kernels("triton"):
             run()
             torch.cuda.synchronize()
-            before = torch.cuda.memory_allocated()
+            before = torch.cuda.memory_allocated()  # with the last gradient, which goes meanwhile
             torch.cuda.reset_peak_memory_stats()
             run()
             memory = torch.cuda.max_memory_allocated() - before

@@ -196,7 +196,7 @@ def test_the_same_bits_every_time(memory: str, features: int, device: torch.devi
 LARGE = [
     Case(3, tokens, features, memory, dtype, norm, masked=masked, copy=masked)
     for tokens in (17, 1023)
-    for features in (255, 256, 768, 1536)
+    for features in (255, 256, 288, 768, 1536)
     for memory, dtype, norm, masked in (
         ("rows", torch.float32, 2, False),
         ("planes", torch.float32, 1, True),

@@ -42,6 +42,8 @@ def check(statistics: Statistics, terms: Terms, device: torch.device) -> None:
     assert torch.equal(alone, loss)
     torch.testing.assert_close(loss.double().cpu(), expected.detach(), rtol=1e-5, atol=1e-12)
     assert slopes is not None
+    half = torch.tensor(0.5, device=device)
+    assert torch.equal(kernels.pairs_gradient(table, count, terms, half, 2.0), slopes)
     assert slopes.shape == gradient.shape
     for columns in (*range(5), slice(5, None)):
         error = (slopes[:, columns].double().cpu() - gradient[:, columns]).norm()
@@ -69,6 +71,7 @@ def test_blocks_of_rows(
 ) -> None:
     """Any cut of the matrix of pairs gives the same sums."""
     monkeypatch.setattr(pairs, "pair_blocks", lambda *shape: blocks.PairBlocks(*sizes))
+    monkeypatch.setattr(pairs, "GATHERED", 16)
     pairs._plan.cache_clear()
     check(draw(13, 9), Terms(2, 1e-2, "mean", 1.0, 1.0), device)
     check(draw(13, 9), Terms(1, 1e-2, "sum", 1.0, 1.0), device)
@@ -95,8 +98,11 @@ def test_without_softening(device: torch.device) -> None:
     check(draw(7, 5), Terms(2, 0.0, "mean", 0.0, 0.0), device)
 
 
+SIZES = [(65, 300), (128, 63), (300, 255), (1100, 768), (2047, 3), (2100, 40), (4200, 40)]
+
+
 @on_gpu
 @pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize(("samples", "width"), [(128, 63), (300, 255), (1100, 768), (4200, 40)])
+@pytest.mark.parametrize(("samples", "width"), SIZES)
 def test_large_shapes(samples: int, width: int, norm: int, device: torch.device) -> None:
     check(draw(samples, width), Terms(norm, 1e-2, "mean", 1.0, 1.0), device)  # type: ignore[arg-type]

@@ -66,6 +66,14 @@ WIDE_ROWS = 512
 sums over that many cross warps."""
 
 
+NARROW_ROWS = 512
+"""Features of a tile up to which one warp holds it in the backward pass, where they lie
+together."""
+
+GATHERED = 512
+"""Numbers of the gradient of the pairs that a program adds up, where several left parts of it."""
+
+
 class Latent(NamedTuple):
     """What the rules look at.
 
@@ -87,7 +95,7 @@ class Latent(NamedTuple):
 
     @property
     def ragged(self) -> bool:
-        """Whether planes begin anywhere, so that a thread reads its numbers one by one, or two."""
+        """Whether planes begin anywhere, so that a thread reads one or two numbers at a time."""
         return not self.rows and self.align < 4
 
 
@@ -155,8 +163,10 @@ def radius_blocks(latent: Latent) -> Blocks:
         )
     if rows:
         return _very_wide_rows(latent)
-    half_empty = features > 256 and ceil_div(features, 128) % 2  # the last chunk of 256
-    made = _planes(latent, widest=128 if half_empty else 256)
+    widest = WIDEST_PLANES
+    if features > widest and ceil_div(features, widest // 2) % 2:
+        widest //= 2  # the last chunk would be at most half full
+    made = _planes(latent, widest)
     if made.features < features:
         return made
     most = samples * ceil_div(tokens, made.tokens) // WAVE
@@ -182,14 +192,14 @@ def backward_blocks(latent: Latent) -> Blocks:
     samples, tokens, features, _, rows, _ = latent
     block_features = power_of_two(features)
     if rows and block_features <= WIDEST_ROWS:
-        narrow = block_features <= WIDE_ROWS  # one warp then holds a tile: none waits for another
+        narrow = block_features <= NARROW_ROWS
         block_tokens = _tokens(WARP_TILE // 2 if narrow else WARP_TILE, tokens, block_features)
         most = power_of_two(ceil_div(tokens, block_tokens))
         steps = min(4 if narrow else 8, power_of_two(max(1, samples * most // WAVE)), most)
         return _blocks(latent, block_tokens, block_features, 16, steps, min(3, steps))
     if rows:
         return _very_wide_rows(latent)
-    return _planes(latent, widest=64 if latent.ragged else 128)
+    return _planes(latent, WIDEST_PLANES // (4 if latent.ragged else 2))
 
 
 def _very_wide_rows(latent: Latent) -> Blocks:
@@ -198,7 +208,7 @@ def _very_wide_rows(latent: Latent) -> Blocks:
 
 def _planes(latent: Latent, widest: int) -> Blocks:
     """One tile; where the latent is wider, its features come in chunks and are read twice."""
-    block_features = min(power_of_two(latent.features), widest, WIDEST_PLANES)
+    block_features = min(power_of_two(latent.features), widest)
     block_tokens = _plane_tokens(latent, block_features)
     return _blocks(latent, block_tokens, block_features, 32 if latent.ragged else 64)
 
@@ -206,15 +216,11 @@ def _planes(latent: Latent, widest: int) -> Blocks:
 def _plane_tokens(latent: Latent, block_features: int) -> int:
     """A line of the cache in bf16, two where there are few features, a half where there are 256.
 
-    Where planes are ragged, every number takes an address and a mask of its own: half as many.
+    At most a half where planes are ragged: every number takes an address and a mask of its own.
     """
     most = 32 if latent.ragged else 128 if block_features < 64 else 64
     elements = (4 if latent.ragged else 8) * WARP_TILE
     return min(most, _tokens(elements, latent.tokens, block_features))
-
-
-GATHERED = 512
-"""Numbers of the gradient of the pairs that a program adds up, where several left parts of it."""
 
 
 class PairBlocks(NamedTuple):
@@ -237,17 +243,16 @@ class PairBlocks(NamedTuple):
 
 def pair_blocks(samples: int, width: int) -> PairBlocks:
     """All pairs of `samples` nuclei of `width` features."""
-    if samples >= 4096:  # enough programs
-        own, others, chunk, warps, splits = 16, 64, 16, 4, 1
-    elif samples > 256:
-        own, others, chunk, warps, splits = 16, 64, 16, 4, 4 if samples >= 2048 else 8
+    if samples > 256:
+        own, others, chunk = 16, 64, 16
+        splits = 8 if samples < 2048 else 4 if samples < 4096 else 1
     elif samples > 128:
-        own, others, chunk, warps, splits = 4, 64, 64, 4, 4
+        own, others, chunk, splits = 4, 64, 64, 4
     elif samples > 64:
-        own, others, chunk, warps, splits = 4, 32, 64, 4, 4
+        own, others, chunk, splits = 4, 32, 64, 4
     else:
-        own, others, chunk, warps, splits = 1, 32, 256, 4, 2
-    return PairBlocks(own, others, min(chunk, power_of_two(width)), warps, splits)
+        own, others, chunk, splits = 1, 32, 256, 2
+    return PairBlocks(own, others, min(chunk, power_of_two(width)), 4, splits)
 
 
 def ceil_div(number: int, step: int) -> int:
@@ -268,7 +273,7 @@ def _tokens(elements: int, tokens: int, block_features: int) -> int:
 def _blocks(
     latent: Latent, tokens: int, features: int, thread: int = 32, steps: int = 1, stages: int = 1
 ) -> Blocks:
-    """A tile of which a thread holds so many numbers."""
+    """A tile of which a thread holds `thread` numbers."""
     warps = max(1, min(8, tokens * features // (32 * thread)))
     if latent.rows:
         kept = features // (16 // latent.itemsize)

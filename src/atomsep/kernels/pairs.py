@@ -1,16 +1,17 @@
-"""All pairs: the loss and its gradient from per-sample statistics, in one launch and a sum.
+"""All pairs: the loss and its gradient from per-sample statistics, in two launches.
 
     E = (S_A S_B + Y rho) / d      Y = P_A G_B + G_A P_B,  rho = r̃ / (d + r̃)
 
-A program holds a block of its own samples against all others, block by block: distances from exact
+A program holds a block of its own samples against others, block by block: distances from exact
 differences, a chunk of features at a time; then the energies and their slopes; then the chunks
 again for the gradient of the nuclei, which needs the finished distances. Energy and gradient of a
-sample are sums over its own row, so no program adds to another's. Where samples are too few for
-enough programs, several share a row, and a second launch adds up what they left, in order.
+sample are sums over its own row, so no program adds to another's. The others are all, or a share
+of them where samples are too few for enough programs. A second launch adds up, in order, the
+losses of the programs, and the parts of the gradient where rows were shared.
 
-Bytes: M (h' + 6) numbers in, as many out; nothing of size M x M. Arithmetic: 9 operations a pair
-and feature, forward and gradient together, in float32; it bounds large M, and launching the
-kernel bounds small M.
+Bytes: M (h' + 6) numbers in, as many out, times the parts; nothing of size M x M. Arithmetic: 9
+operations a pair and feature, forward and gradient together, in float32; it bounds large M, and
+launching the kernels bounds small M.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -82,7 +83,7 @@ def pairs_gradient(
 
 
 def _memory(table: Tensor, plan: _Plan) -> tuple[Tensor, Tensor]:
-    """For the gradient, and for its parts where programs share a row; else it is both."""
+    """Of the gradient, and of its parts: the same tensor where no row is shared."""
     slopes = torch.empty_like(table)
     return slopes, slopes if plan.splits == 1 else table.new_empty(plan.splits, *table.shape)
 
@@ -235,7 +236,7 @@ def pairs_kernel(
 
 @triton.jit
 def gather_kernel(parts, losses, slopes, loss, size, splits, programs, GATHERED: tl.constexpr):
-    """One program: some numbers of the gradient, and of the first the loss, added up in order."""
+    """One program: some numbers of the gradient, added up in order; the first also the loss."""
     place = tl.arange(0, GATHERED)
     if parts is not None:
         at = tl.program_id(0).to(tl.int64) * GATHERED + place
@@ -244,7 +245,7 @@ def gather_kernel(parts, losses, slopes, loss, size, splits, programs, GATHERED:
             of_split = parts + tl.cast(split, tl.int64) * size
             sums += tl.load(of_split + at, mask=at < size, other=0.0)
         tl.store(slopes + at, sums, mask=at < size)
-    if losses is not None:  # noqa: SIM102  (known to the compiler, unlike the other)
+    if losses is not None:  # noqa: SIM102  (known when compiling, unlike the other)
         if tl.program_id(0) == 0:
             total = tl.zeros((GATHERED,), tl.float32)
             for start in range(0, programs, GATHERED):
