@@ -172,7 +172,7 @@ def pairs_kernel(
     g_net = tl.zeros((OTHERS, OWN), tl.float32)
     g_radius = tl.zeros((OTHERS, OWN), tl.float32)
     own_at = own.to(tl.int64) * pitch
-    for done in range(0, tl.minimum(share, samples - first), OTHERS):
+    for done in range(0, share, OTHERS):
         other = first + done + tl.arange(0, OTHERS)
         there = other < samples
         p_other, g_other, net_other, r_other, _ = read_samples(
