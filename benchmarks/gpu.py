@@ -93,12 +93,11 @@ def copy_bandwidth() -> float:
     return 2 * source.nbytes / (1e-3 * event_ms(lambda: target.copy_(source)))
 
 
-def make_latent(case: str) -> tuple[Tensor, Axes]:
-    shape, dtype, axes, channels_last = LATENTS[case]
+def make_latent(shape: tuple[int, ...], dtype: torch.dtype, channels_last: bool) -> Tensor:
     latent = torch.randn(shape, device="cuda", dtype=dtype)
     if channels_last:
         latent = latent.to(memory_format=torch.channels_last)
-    return latent.requires_grad_(), axes
+    return latent.requires_grad_()
 
 
 def node(latent: Tensor, axes: Axes, arriving: Tensor) -> Callable[[], None]:
@@ -138,9 +137,9 @@ def extra_peak(run: Callable[[], None], latent: Tensor) -> float:
 
 def loss_alone(bandwidth: float) -> None:
     rows = []
-    for case in LATENTS:
+    for case, (shape, dtype, axes, channels_last) in LATENTS.items():
         torch.compiler.reset()
-        latent, axes = make_latent(case)
+        latent = make_latent(shape, dtype, channels_last)
         arriving = torch.randn_like(latent) * 1e-3
         limit = 1e3 * 4 * latent.nbytes / bandwidth
         compiled = torch.compile(alternatives.closed_form_autograd)
@@ -182,11 +181,8 @@ def layers(bandwidth: float) -> None:
     kinds += [(name, *kind, "contiguous") for name, kind in IMAGES.items()]
     kinds += [(name, *kind, "rows") for name, kind in SEQUENCES.items()]
     for name, shape, dtype, memory in kinds:
-        latent = torch.randn(shape, device="cuda", dtype=dtype)
-        if memory == "channels-last":
-            latent = latent.to(memory_format=torch.channels_last)
+        latent = make_latent(shape, dtype, memory == "channels-last")
         arriving = torch.randn_like(latent)
-        latent.requires_grad_()
         axes: Axes = "channels_last" if memory == "rows" else "channels_first"
         limit = 1e3 * 4 * latent.nbytes / bandwidth
         plain, fused = (
@@ -209,9 +205,8 @@ def passes() -> None:
     rows: list[dict[str, object]] = []
     terms = Terms(2, 1e-2, "mean", 1.0, 1.0)
     print("\npasses, device alone, us: forward, with a copy, pairs, backward")
-    for case in LATENTS:
-        latent, axes = make_latent(case)
-        latent = latent.detach()
+    for case, (shape, dtype, axes, channels_last) in LATENTS.items():
+        latent = make_latent(shape, dtype, channels_last).detach()
         reading = Reading(Layout(axes), 0, 2)
         samples, length, _ = reading.layout.sizes(latent)
         count = torch.full((samples,), float(length), device="cuda")

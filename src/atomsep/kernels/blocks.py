@@ -65,7 +65,6 @@ WIDE_ROWS = 512
 """Features of a tile from which on it does whatever the latent's size, where features lie together:
 sums over that many cross warps."""
 
-
 NARROW_ROWS = 512
 """Features of a tile up to which one warp holds it in the backward pass, where they lie
 together."""
