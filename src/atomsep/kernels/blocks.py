@@ -127,9 +127,9 @@ def sample_blocks(latent: Latent) -> Blocks | None:
         return None
     if samples * size > SMALL_BATCH and not (rows and block_features >= WIDE_ROWS):
         return None
-    block_tokens = _tokens(8 * WARP_TILE, tokens, block_features)
+    block_tokens = _tokens((4 if latent.ragged else 8) * WARP_TILE, tokens, block_features)
     steps = ceil_div(tokens, block_tokens)
-    thread = 32 if rows and block_features >= 256 else 64
+    thread = 16 if latent.ragged else 32 if rows and block_features >= 256 else 64
     return _blocks(latent, block_tokens, block_features, thread, steps)
 
 
