@@ -125,14 +125,19 @@ def beside(
     return run
 
 
-def extra_peak(run: Callable[[], None], latent: Tensor) -> float:
-    """Peak bytes beyond what is there before and the gradient itself, as share of the latent."""
+def peak_bytes(run: Callable[[], object]) -> int:
+    """Most bytes that are held at a time, beside what was there before."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     run()
     torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before - latent.nbytes) / latent.nbytes
+    return torch.cuda.max_memory_allocated() - before
+
+
+def extra_peak(run: Callable[[], None], latent: Tensor) -> float:
+    """Peak bytes beside the gradient itself, as share of the latent."""
+    return (peak_bytes(run) - latent.nbytes) / latent.nbytes
 
 
 def loss_alone(bandwidth: float) -> None:
@@ -239,6 +244,7 @@ def with_kernels(mode: str, run: Callable[[], None]) -> Callable[[], None]:
 def training_steps(only: str, turns: int = 9) -> None:
     """Whole steps with and without the loss, in turns of a few steps each."""
     rows = []
+    peaks: list[dict[str, object]] = []
     for case, build in steps.CASES.items():
         if only and only not in case:
             continue
@@ -247,6 +253,13 @@ def training_steps(only: str, turns: int = 9) -> None:
         for run in contenders.values():
             for _ in range(5):
                 run()
+        if "captured" not in case:  # where all memory was taken before
+            held = {name: peak_bytes(run) for name, run in contenders.items()}
+            peaks += [
+                {"case": case, "contender": name, "peak_mb": round(peak / 1e6, 1),
+                 "over_mb": round((peak - held["without"]) / 1e6, 1)}
+                for name, peak in held.items()
+            ]  # fmt: skip
         times: dict[str, list[float]] = {name: [] for name in names}
         for _ in range(turns):
             for name in names:
@@ -268,9 +281,14 @@ def training_steps(only: str, turns: int = 9) -> None:
             rows.append(
                 {"case": case, "contender": name, "ms": round(ms, 3), "over": round(over, 4)}
             )
+        for peak in peaks:
+            if peak["case"] == case:
+                print(f"  {peak['contender']:28} {peak['peak_mb']:8} MB  {peak['over_mb']:+7} MB")
         del contenders
         torch.cuda.empty_cache()
     record.append("gpu_steps", rows)
+    if peaks:
+        record.append("gpu_steps_memory", peaks)
 
 
 def statistics_of(samples: int, width: int) -> Statistics:
@@ -294,11 +312,7 @@ def pairs_alone() -> None:
 
         with use_kernels("triton"):
             run()
-            torch.cuda.synchronize()
-            before = torch.cuda.memory_allocated()  # with the last gradient, which goes meanwhile
-            torch.cuda.reset_peak_memory_stats()
-            run()
-            memory = torch.cuda.max_memory_allocated() - before
+            memory = peak_bytes(run)  # beside the last gradient, which goes meanwhile
             ms = event_ms(run, repeats=10, warm=2)
         # difference, square and sum forward; twice more with the weighted sum in the gradient
         operations = 3.0 * samples * samples * width * 3

@@ -7,6 +7,7 @@ the work of two, and the gradient of the loss is scaled where the backward kerne
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from atomsep import kernels, measure, pairs
 from atomsep.kernels.switch import for_tokens
 from atomsep.measure import Measured
+from atomsep.origin import Origin
 from atomsep.pairs import Terms
 from atomsep.statistics import Reading, Statistics
 
@@ -33,14 +35,26 @@ def measure_with_loss(
     weight: float,
     *,
     passing: str | None = None,
+    find_origin: Callable[[], Origin | None] | None = None,
 ) -> Measured:
-    """Like `atomsep.measure.measure`; the statistics hold the loss over all pairs as well."""
+    """Like `atomsep.measure.measure`; the statistics hold the loss over all pairs as well.
+
+    Where `find_origin` finds what the source was made of, the backward pass makes it again, unless
+    there is no room for s, without which it needs the source itself. Handed on is then the source's
+    own memory, and its consumer may write.
+    """
+    origin = None
+    charges = reading.layout.sizes(source)[:2]
+    if find_origin is not None and reading.layout.axes == "channels_first":
+        origin = find_origin() if measure.has_room(source, charges, 2) else None
+    if origin is not None:
+        passing = "alias"
     charge, table, loss, *handed = _Atoms.apply(
-        *(source, mask, count, reading, terms, weight, passing)
+        *(source, mask, count, reading, terms, weight, passing, origin)
     )
     ready = loss, (terms, weight)
-    statistics = Statistics(table, count, measure.has_room(source, charge, 3), ready)
-    return Measured(handed[0] if handed else None, charge, statistics)
+    statistics = Statistics(table, count, measure.has_room(source, charges, 3), ready)
+    return Measured(handed[0] if handed else None, charge, statistics, keeps_source=origin is None)
 
 
 class _Atoms(torch.autograd.Function):
@@ -54,17 +68,23 @@ class _Atoms(torch.autograd.Function):
         terms: Terms,
         weight: float,
         passing: str | None,
+        origin: Origin | None,
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         copied, charge, table, mean_direction = kernels.measure_forward(
             source, None, mask, count, reading, copy=passing == "clone"
         )
-        keep = ctx.needs_input_grad[0] and measure.has_room(source, charge, 3)
+        keep = ctx.needs_input_grad[0] and measure.has_room(source, charge.shape, 3)
         loss, slopes = kernels.pairs_forward(table, count, terms, keep, weight)
-        ctx.save_for_backward(source, None)  # the same as `atomsep.measure`, see there
+        if origin is None:
+            ctx.save_for_backward(source, None)  # the same as `atomsep.measure`, see there
+            ctx.affine = ctx.line = None
+        else:
+            ctx.save_for_backward(origin.source, None)
+            ctx.affine, ctx.line = origin.affine, origin.line()
         ctx.known = mask, count, table.detach()
         ctx.settings = reading, terms, weight
-        kept = measure.has_room(source, charge, 2)
+        kept = measure.has_room(source, charge.shape, 2)
         ctx.computed = mean_direction if kept else None, slopes
         ctx.mark_non_differentiable(charge)
         if passing is None:
@@ -75,13 +95,15 @@ class _Atoms(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         _, grad_table, grad_loss, *handed = grads
         grad_passed = handed[0] if handed else None
-        rest = (None,) * 6
+        rest = (None,) * 7
         if grad_table is None and grad_loss is None:
             return grad_passed, *rest
         source, _ = ctx.saved_tensors
         mask, count, table = ctx.known
         reading, terms, weight = ctx.settings
         if torch.is_grad_enabled():
+            if ctx.affine is not None:
+                source = ctx.affine.normalize(source)
             grad = _differentiable_backward(ctx, source, grad_table, grad_loss)
             return grad if grad_passed is None else grad + grad_passed, *rest
         mean_direction, slopes = ctx.computed
@@ -101,7 +123,7 @@ class _Atoms(torch.autograd.Function):
             )[-1]
         grad, _ = kernels.measure_backward(
             *(source, None, mask, count, table, mean_direction, reading),
-            *(grad_passed, grad_table, scale),
+            *(grad_passed, grad_table, scale, ctx.line),
         )
         return grad, *rest
 

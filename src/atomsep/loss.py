@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -26,6 +27,7 @@ from atomsep.functional import DEFAULT_SOFTENING, apply_maps, widen
 from atomsep.fused import fits, measure_with_loss
 from atomsep.layout import Layout
 from atomsep.measure import Measured, measure
+from atomsep.origin import Origin
 from atomsep.pairs import Terms, total_loss
 from atomsep.statistics import Reading, Statistics
 
@@ -147,11 +149,13 @@ class AtomLoss(nn.Module):
         *,
         passing: str | None = None,
         weight: float | None = None,
+        find_origin: Callable[[], Origin | None] | None = None,
     ) -> Measured:
         """Charges and statistics of a layer's output; see `atomsep.measure.measure`.
 
         With `passing`, the result's `passed` takes the output's place for its consumers. With
-        `weight`, the loss may be computed at once, for `from_statistics` to find it.
+        `weight`, the loss may be computed at once, for `from_statistics` to find it; then the
+        output may be made again for the gradient of what `find_origin` gives, and is not kept.
         """
         samples, length, features = layout.sizes(source)
         check_tokens(source, samples, length, features, self.charge, self.position)
@@ -161,7 +165,9 @@ class AtomLoss(nn.Module):
             reading = Reading(layout, self.charge, self.terms.norm)
             if weight is not None and self.pairs == "all" and fits(source, mask, reading):
                 return measure_with_loss(
-                    source, mask, count, reading, self.terms, weight, passing=passing
+                    *(source, mask, count, reading, self.terms, weight),
+                    passing=passing,
+                    find_origin=find_origin,
                 )
             return measure(source, None, mask, count, reading, passing=passing)
         tokens = layout.tokens(source)

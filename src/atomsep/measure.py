@@ -36,11 +36,13 @@ class Measured(NamedTuple):
         passed: the source, to be handed on in its place; None unless asked for.
         charge: token importance `(M, N)`, detached, in the source's type.
         statistics: the per-sample statistics, in float32 at least.
+        keeps_source: whether the backward pass reads the source, which has to stay as it is.
     """
 
     passed: Tensor | None
     charge: Tensor
     statistics: Statistics
+    keeps_source: bool = True
 
 
 def measure(
@@ -68,19 +70,20 @@ def measure(
     """
     check_norm(reading.norm)
     charge, table, *handed = _Measure.apply(source, scores, mask, count, reading, passing)
-    statistics = Statistics(table, count, has_room(source, charge, 3))
+    statistics = Statistics(table, count, has_room(source, charge.shape, 3))
     return Measured(handed[0] if handed else None, charge, statistics)
 
 
-def has_room(source: Tensor, charge: Tensor, vectors: int) -> bool:
+def has_room(source: Tensor, charges: tuple[int, ...], vectors: int) -> bool:
     """Whether that many vectors a sample may be kept for the backward pass.
 
     2: the table and s; 3: the gradient of the loss with respect to the table as well. What is not
     kept is computed again. With the charges they are to stay under 5 % of the latent, or of one of
-    64 features where it has fewer; each has 4 bytes a feature.
+    64 features where it has fewer; each has 4 bytes a feature. `charges` is their shape, `(M, N)`.
     """
-    features = max(64, source.numel() // max(1, charge.numel()))
-    column = charge.shape[1] * source.element_size()  # bytes of one feature of a sample
+    samples, length = charges
+    features = max(64, source.numel() // max(1, samples * length))
+    column = length * source.element_size()  # bytes of one feature of a sample
     return 20 * (column + 4 * vectors * (features + 5)) < features * column
 
 
@@ -102,7 +105,7 @@ class _Measure(torch.autograd.Function):
             copied, charge, table, mean_direction = kernels.measure_forward(
                 source, scores, mask, count, reading, copy=passing == "clone"
             )
-            ctx.mean_direction = mean_direction if has_room(source, charge, 2) else None
+            ctx.mean_direction = mean_direction if has_room(source, charge.shape, 2) else None
             ctx.by_kernels = True
         else:
             with torch.autocast(source.device.type, enabled=False):

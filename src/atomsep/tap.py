@@ -6,11 +6,13 @@ statistics (see `atomsep.measure`). The loss is made from them later, outside th
 What is handed on may be overwritten by its consumer (`relu(inplace=True)`, `out += identity`),
 while the gradient needs the output as it was. So the first training forward hands on a copy, and a
 look at its version counter afterwards tells whether anybody writes; only then copies are kept up.
+Where the output can be made again (`atomsep.origin`), nothing is copied and its consumer may write.
 """
 
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 from atomsep.functional import neutrality, occupancy
 from atomsep.layout import Axes, Layout, feature_widths, infer_axes, resolve_layout
 from atomsep.masks import MaskSlot
+from atomsep.origin import find_origin
 from atomsep.pairs import mean_distance, mean_energy
 from atomsep.statistics import Statistics
 from atomsep.targets import Key, pick_tensor, put_tensor
@@ -112,7 +115,12 @@ class LayerTap:
         self.recall = (mask, criterion.draws)
         # A compiled graph must not depend on the weight: it would be compiled for each anew.
         weight = None if torch.compiler.is_compiling() else attachment.weight
-        measured = criterion.measure(latent, mask, layout, passing=self._passing(), weight=weight)
+        measured = criterion.measure(
+            *(latent, mask, layout),
+            passing=self._passing(),
+            weight=weight,
+            find_origin=partial(find_origin, module, self, args, latent),
+        )
         passed = measured.passed
         assert passed is not None
         self.statistics = measured.statistics
@@ -120,7 +128,7 @@ class LayerTap:
         self.charge = measured.charge
         self.read_as = (layout, tuple(latent.shape))
         self.idle_reason = ""
-        if not torch.compiler.is_compiling():
+        if measured.keeps_source and not torch.compiler.is_compiling():
             self.held, self.handed_on = passed, (weakref.ref(passed), passed._version)
         return put_tensor(output, key, passed)
 

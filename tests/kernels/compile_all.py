@@ -14,12 +14,13 @@ from triton.compiler import ASTSource
 
 from atomsep.kernels import backward, looks, pairs
 
+ORIGIN = ("stretches", "shifts")
 POINTERS = {
     "source": "*bf16", "scores": "*bf16", "mask": "*i1", "copy": "*bf16", "charge": "*bf16",
     "arriving": "*bf16", "written": "*bf16", "grad_scores": "*bf16", "arrivals": "*i32",
     **dict.fromkeys(("count", "scratch", "table", "mean_direction", "grad_table"), "*fp32"),
     **dict.fromkeys(("losses", "slopes", "grad", "scale", "lightness"), "*fp32"), "order": "*i16",
-    **dict.fromkeys(("parts", "loss"), "*fp32"),
+    **dict.fromkeys(("parts", "loss", *ORIGIN), "*fp32"),
     **dict.fromkeys(("weight", "softening", "pair_weight", "target"), "fp32"),
     **dict.fromkeys(("neutrality", "occupancy"), "fp32"),
 }  # fmt: skip
@@ -37,7 +38,7 @@ def compile_kernel(kernel: Any, warps: int, **constants: Any) -> None:
     triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
-NONE = dict.fromkeys(("scores", "mask", "copy", "arriving", "scale", "grad_scores"))
+NONE = dict.fromkeys(("scores", "mask", "copy", "arriving", "scale", "grad_scores", *ORIGIN))
 ALIKE = dict.fromkeys(
     f"{a}_{b}" for a in ("written", "arriving") for b in ("sample", "token", "feature")
 )
@@ -46,6 +47,10 @@ KINDS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "nothing given": (1, {**NONE, **ALIKE}, {"FEATURE": 3, "FULL": False, "NORM": 1, "ALIGN": 1}),
     "as usual": (
         4, {**{k: None for k in NONE if k != "arriving"}, **ALIKE},
+        {"FEATURE": 0, "FULL": True, "NORM": 2, "ALIGN": 4},
+    ),
+    "made by a batch norm": (
+        1, {**{k: None for k in NONE if k not in ("arriving", *ORIGIN)}, **ALIKE},
         {"FEATURE": 0, "FULL": True, "NORM": 2, "ALIGN": 4},
     ),
 }  # fmt: skip

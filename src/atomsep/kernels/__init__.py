@@ -127,11 +127,15 @@ def measure_backward(
     grad_passed: Tensor | None,
     grad_table: Tensor,
     scale: Tensor | None = None,
+    line: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of source and scores; see `atomsep.kernels.backward.measure_backward`."""
     if torch.compiler.is_compiling():
         layout, feature, norm = reading
         grad_table = grad_table if scale is None else grad_table * scale
+        if line is not None:  # where a compiler takes the backward pass alone
+            stretch, shift = (v.view(-1, *[1] * (source.dim() - 2)) for v in line)
+            source = (source * stretch + shift).to(source.dtype)
         first, second = ops.measure_backward(
             *(source, scores, mask, count, table, mean_direction, layout.axes, layout.skip),
             *(feature, norm, grad_passed, grad_table),
@@ -141,7 +145,7 @@ def measure_backward(
 
     return backward.measure_backward(
         *(source, scores, mask, count, table, mean_direction, reading),
-        *(grad_passed, grad_table, scale),
+        *(grad_passed, grad_table, scale, line),
     )
 
 

@@ -9,7 +9,8 @@ own affair:
 
 Bytes: the latent and the arriving gradient in, the gradient out. Only electrons' positions are
 needed: where tokens are rows the others are not read, but for their scores, which come one step
-ahead, so that what to read is known in time. Bound by device memory.
+ahead, so that what to read is known in time. Where a batch norm made the latent, its input may be
+read instead (`atomsep.origin`): a factor and a shift a feature. Bound by device memory.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -30,6 +31,7 @@ from atomsep.kernels.read import (
     READ,
     charge_of,
     directions,
+    every_position,
     fold,
     places,
     read_positions,
@@ -58,11 +60,12 @@ def measure_backward(
     grad_passed: Tensor | None,
     grad_table: Tensor,
     scale: Tensor | None = None,
+    line: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The twin of `atomsep.slabs.backward_slabs`.
 
     Args:
-        source: the tokens in their layout.
+        source: the tokens in their layout, or what they are made of by `line`.
         scores: `(M, N)` where `reading.feature` is None.
         mask: True on real tokens, `(M, N)`.
         count: number of real tokens, `(M,)`.
@@ -72,6 +75,8 @@ def measure_backward(
         grad_passed: the gradient that arrives for the latent itself, if any.
         grad_table: the gradient that arrives for the table.
         scale: a factor of it, a scalar.
+        line: factor and shift by feature, `(h,)`, float32, that make the tokens of the source; None
+            where it is the tokens.
 
     Returns:
         The gradients of source and scores; None for the second where there are no scores.
@@ -92,14 +97,15 @@ def measure_backward(
             skipped.zero_()
         else:
             skipped.copy_(layout.front(grad_passed))
+    stretches, shifts = (None, None) if line is None else line
     launch = _launch(
         *(source.shape, source.stride(), source.dtype, source.device, reading),
         *(written_apart, arriving_apart),
         *(None if scores is None else scores.dtype, mask is None, arriving is None),
-        *(scale is None, count.dtype),
+        *(scale is None, count.dtype, stretches is None),
     )
     with on(source.device):
-        known = tokens, scores, mask, count, table, mean_direction
+        known = tokens, scores, mask, stretches, shifts, count, table, mean_direction
         launch((*known, arriving, grad_table.contiguous(), scale, written, grad_scores))
     return grad_source, grad_scores
 
@@ -151,8 +157,9 @@ def _launch(
 
 @triton.jit(do_not_specialize=[*READ, "tiles"])
 def backward_kernel(
-    source, scores, mask, count, table, mean_direction, arriving, grad_table, scale,
-    written, grad_scores, tokens, features, sample_units, units,
+    source, scores, mask, stretches, shifts, count, table, mean_direction, arriving, grad_table,
+    scale, written, grad_scores,
+    tokens, features, sample_units, units,
     written_sample, written_token, written_feature,
     arriving_sample, arriving_token, arriving_feature, tiles,
     NORM: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr, FEATURE: tl.constexpr,
@@ -193,6 +200,10 @@ def backward_kernel(
         mu = read_vector(nucleus, column, features, FEATURE)
         v = pull_vector(grad_nucleus, mean_direction, factor, g_radius, column, features, FEATURE)
         of_nucleus = tl.sum(mu * v, axis=0)
+        stretch, base = read_origin(stretches, shifts, mu, column, features, FEATURE)
+    if stretches is not None and scores is None:
+        score_stretch = tl.load(stretches + FEATURE)
+        score_shift = tl.load(shifts + FEATURE)
     first = tile * STEPS * TOKENS + tl.arange(0, TOKENS)
     if ROWS:
         next_real, next_score = read_scores(
@@ -209,20 +220,23 @@ def backward_kernel(
                 source_at, scores, mask, sample, ahead, ahead < tokens, tokens, FEATURE,
                 stride_token, stride_feature,
             )  # fmt: skip
-            read = real & (score < 0)
-            unclean = None
         else:
             real, score = read_scores(
                 source_at, scores, mask, sample, token, inside, tokens, FEATURE,
                 stride_token, stride_feature,
             )  # fmt: skip
-            read = inside
-            unclean = mask
+        if stretches is not None and scores is None:
+            score = tl.where(real, score * score_stretch + score_shift, 0.0)
+        read, unclean = inside, mask
+        if ROWS:
+            read, unclean = real & (score < 0), None
         q, slope = charge_of(score)
         # Sums over features: |p - mu|, and p·v = (p - mu)·v + mu·v.
         if WHOLE:
             here = places(source_at, token, column, stride_token, stride_feature)
-            offset = read_positions(here, read, real, column, mu, unclean, FEATURE, features, FULL)
+            offset = read_positions(
+                here, read, real, column, stretch, base, unclean, features, FULL
+            )
             length = tl.sum(sizes(offset, NORM), axis=1)
             along = tl.sum(offset * v[None, :], axis=1) + of_nucleus
         else:
@@ -235,13 +249,14 @@ def backward_kernel(
                 v = pull_vector(
                     grad_nucleus, mean_direction, factor, g_radius, column, features, FEATURE
                 )
+                of_nuclei += mu * v
+                stretch, base = read_origin(stretches, shifts, mu, column, features, FEATURE)
                 here = places(source_at, token, column, stride_token, stride_feature)
                 offset = read_positions(
-                    here, read, real, column, mu, unclean, FEATURE, features, FULL
+                    here, read, real, column, stretch, base, unclean, features, FULL
                 )
                 lengths += fold(sizes(offset, NORM), ROWS, KEPT)
                 alongs += fold(offset * v[None, :], ROWS, KEPT)
-                of_nuclei += mu * v
             length = tl.sum(lengths, axis=1)
             along = tl.sum(alongs, axis=1) + tl.sum(of_nuclei, axis=0)
         lightness = tl.maximum(-q, 0.0)
@@ -269,15 +284,27 @@ def backward_kernel(
                 v = pull_vector(
                     grad_nucleus, mean_direction, factor, g_radius, column, features, FEATURE
                 )
+                stretch, base = read_origin(stretches, shifts, mu, column, features, FEATURE)
                 here = places(source_at, token, column, stride_token, stride_feature)
                 offset = read_positions(
-                    here, read, real, column, mu, unclean, FEATURE, features, FULL
+                    here, read, real, column, stretch, base, unclean, features, FULL
                 )
                 write(
                     written_at, arriving, inside, token, column, offset, v, mass, pull, grad_score,
                     scores, features, FEATURE, written_token, written_feature,
                     arriving_token, arriving_feature, NORM, FULL,
                 )  # fmt: skip
+
+
+@triton.jit
+def read_origin(stretches, shifts, mu, column, features, feature):
+    """What to multiply the source with, and to subtract then, for positions minus the nucleus."""
+    if stretches is None:
+        return every_position(column, feature), mu
+    else:  # noqa: RET505  (the compiler drops one branch)
+        inside = (column < features) & (column != feature)
+        stretch = tl.load(stretches + column, mask=inside, other=0.0)
+        return stretch, mu - tl.load(shifts + column, mask=inside, other=0.0)
 
 
 @triton.jit

@@ -11,6 +11,7 @@ from atomsep.kernels.read import (
     READ,
     charge_of,
     directions,
+    every_position,
     fold,
     fold_tokens,
     places,
@@ -152,6 +153,7 @@ def second_look(
 ):  # fmt: skip
     """Sums of g |p - mu| and of g u."""
     sample_at = source + sample * stride_sample
+    stretch = every_position(column, feature)
     radius = tl.zeros((TOKENS,), tl.float32)
     sums = tl.zeros((TOKENS // TOGETHER, FEATURES), tl.float32)
     for step in tl.range(0, steps, num_stages=1):
@@ -162,7 +164,7 @@ def second_look(
             stride_token, stride_feature,
         )  # fmt: skip
         here = places(sample_at, token, column, stride_token, stride_feature)
-        offset = read_positions(here, inside, real, column, mu, mask, feature, features, FULL)
+        offset = read_positions(here, inside, real, column, stretch, mu, mask, features, FULL)
         length = tl.sum(sizes(offset, NORM), axis=1)
         spread, pull = spread_and_pull(g, length, NORM)
         radius += g * spread
@@ -181,6 +183,7 @@ def look_at_electrons(
     listed_at = sample * tokens + begin
     listed = list_electrons(lightness + listed_at, order + listed_at, end - begin, SHARE)
     sample_at = source + sample * stride_sample
+    stretch = every_position(column, feature)
     radius = tl.zeros((TOKENS,), tl.float32)
     sums = tl.zeros((TOKENS, FEATURES), tl.float32)
     for start in tl.range(0, listed, TOKENS, num_stages=STAGES):
@@ -189,7 +192,7 @@ def look_at_electrons(
         token = begin + tl.load(order + listed_at + place, mask=inside, other=0).to(tl.int32)
         g = tl.load(lightness + listed_at + place, mask=inside, other=0.0)
         here = places(sample_at, token, column, stride_token, stride_feature)
-        offset = read_positions(here, inside, inside, column, mu, None, feature, features, FULL)
+        offset = read_positions(here, inside, inside, column, stretch, mu, None, features, FULL)
         length = tl.sum(sizes(offset, NORM), axis=1)
         spread, pull = spread_and_pull(g, length, NORM)
         radius += g * spread
@@ -273,7 +276,8 @@ def radius_kernel(
             column = start + tl.arange(0, FEATURES)
             mu = nucleus_of(of_first, column, features, FEATURE, first_tiles, pitch, per_token)
             here = places(sample_at, token, column, stride_token, stride_feature)
-            offset = read_positions(here, read, real, column, mu, mask, FEATURE, features, FULL)
+            stretch = every_position(column, FEATURE)
+            offset = read_positions(here, read, real, column, stretch, mu, mask, features, FULL)
             folded += fold(sizes(offset, NORM), ROWS, KEPT)
         length = tl.sum(folded, axis=1)
         spread, pull = spread_and_pull(g, length, NORM)
@@ -282,7 +286,8 @@ def radius_kernel(
             column = start + tl.arange(0, FEATURES)
             mu = nucleus_of(of_first, column, features, FEATURE, first_tiles, pitch, per_token)
             here = places(sample_at, token, column, stride_token, stride_feature)
-            offset = read_positions(here, read, real, column, mu, mask, FEATURE, features, FULL)
+            stretch = every_position(column, FEATURE)
+            offset = read_positions(here, read, real, column, stretch, mu, mask, features, FULL)
             sums = tl.sum(directions(offset, NORM) * pull[:, None], axis=0)
             tl.store(row + column, sums, mask=column < features)
             if tile == 0:

@@ -130,8 +130,14 @@ def tile_mask(token, column, features, FULL: tl.constexpr):
 
 
 @triton.jit
-def read_positions(here, read, clean, column, mu, mask, feature, features, FULL: tl.constexpr):
-    """Positions minus the nucleus in float32, 0 for the score, whose `mu` is 0.
+def every_position(column, feature):
+    """Stretch of positions that are the source itself: 0 for the score, else 1."""
+    return tl.where(column == feature, 0.0, 1.0)
+
+
+@triton.jit
+def read_positions(here, read, clean, column, stretch, base, mask, features, FULL: tl.constexpr):
+    """Source times `stretch` minus `base` in float32: positions minus the nucleus, 0 for the score.
 
     Finite, but without meaning, where `read` is false. A mask that changes along the direction of
     reading would split the loads: where tokens are planes all of a masked latent are read, and
@@ -140,8 +146,7 @@ def read_positions(here, read, clean, column, mu, mask, feature, features, FULL:
     block = tl.load(here, mask=tile_mask(read, column, features, FULL), other=0.0)
     if mask is not None:
         block = tl.where(clean[:, None], block, 0.0)
-    kept = tl.where(column == feature, 0.0, 1.0)
-    return block.to(tl.float32) * kept[None, :] - mu[None, :]
+    return block.to(tl.float32) * stretch[None, :] - base[None, :]
 
 
 @triton.jit
