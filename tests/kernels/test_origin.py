@@ -192,6 +192,7 @@ def test_a_bias_that_changed_is_refused_where_it_is_needed(device: torch.device)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the compiler imports
 def test_a_backward_pass_that_is_compiled_alone(device: torch.device) -> None:
     def compiled(model: nn.Module, attachment: Attachment, batch: Tensor) -> None:
         loss = model(batch).square().mean() + attachment.loss()
