@@ -44,16 +44,18 @@ def measure_with_loss(
     own memory, and its consumer may write.
     """
     origin = None
-    charges = reading.layout.sizes(source)[:2]
     if find_origin is not None and reading.layout.axes == "channels_first":
-        origin = find_origin() if measure.has_room(source, charges, 2) else None
+        origin = find_origin()
     if origin is not None:
-        passing = "alias"
+        if measure.has_room(source, reading.layout.sizes(source)[:2], 2):
+            passing = "alias"
+        else:
+            origin = None
     charge, table, loss, *handed = _Atoms.apply(
         *(source, mask, count, reading, terms, weight, passing, origin)
     )
     ready = loss, (terms, weight)
-    statistics = Statistics(table, count, measure.has_room(source, charges, 3), ready)
+    statistics = Statistics(table, count, measure.has_room(source, charge.shape, 3), ready)
     return Measured(handed[0] if handed else None, charge, statistics, keeps_source=origin is None)
 
 
