@@ -58,8 +58,8 @@ def check(
         settings = {"weight": 1.0, **options}
         with use_kernels(mode), atomsep.attach(trained, "1", **settings) as attachment:  # type: ignore[arg-type]
             step(trained, attachment, batch)
-            [tap] = attachment._taps
-            watched = tap.handed_on is not None or tap.writes is not None
+            [own] = attachment._taps
+            watched = own.handed_on is not None or own.writes is not None
             assert watched is (kept or mode == "torch")  # who writes to it matters if it is kept
         # the bias before a batch norm has no gradient but rounding
         wanted = [p.grad for name, p in trained.named_parameters() if name != "0.bias"]

@@ -75,8 +75,8 @@ def measure_backward(
         grad_passed: the gradient that arrives for the latent itself, if any.
         grad_table: the gradient that arrives for the table.
         scale: a factor of it, a scalar.
-        line: factor and shift by feature, `(h,)`, float32, that make the tokens of the source; None
-            where it is the tokens.
+        line: stretch and shift by feature, `(h,)`, float32, that make the tokens of the source;
+            None where it is the tokens.
 
     Returns:
         The gradients of source and scores; None for the second where there are no scores.
