@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from atomsep.kernels import backward, looks, pairs
+from atomsep.kernels import backward, looks, pairs, tiled
 
 ORIGIN = ("stretches", "shifts")
 POINTERS = {
@@ -20,20 +20,22 @@ POINTERS = {
     "arriving": "*bf16", "written": "*bf16", "grad_scores": "*bf16", "arrivals": "*i32",
     **dict.fromkeys(("count", "scratch", "table", "mean_direction", "grad_table"), "*fp32"),
     **dict.fromkeys(("losses", "slopes", "grad", "scale", "lightness"), "*fp32"), "order": "*i16",
-    **dict.fromkeys(("parts", "loss", *ORIGIN), "*fp32"),
+    **dict.fromkeys(("parts", "loss", "numbers", *ORIGIN), "*fp32"),
     **dict.fromkeys(("weight", "softening", "pair_weight", "target"), "fp32"),
     **dict.fromkeys(("neutrality", "occupancy"), "fp32"),
 }  # fmt: skip
 
 
-def compile_kernel(kernel: Any, warps: int, **constants: Any) -> None:
+def compile_kernel(
+    kernel: Any, warps: int, language: type[ASTSource] = ASTSource, **constants: Any
+) -> None:
     signature, fixed = {}, {}
     for name in kernel.arg_names:
         if name in constants:
             signature[name], fixed[name] = "constexpr", constants[name]
         else:
             signature[name] = POINTERS.get(name, "i32")
-    source = ASTSource(kernel, signature, constexprs=fixed)
+    source = language(kernel, signature, constexprs=fixed)
     options = {"num_warps": warps, "enable_fp_fusion": True}
     triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
@@ -89,7 +91,38 @@ def main() -> None:
     for missing in ({}, {"parts": None, "slopes": None}, {"losses": None, "loss": None}):
         compile_kernel(pairs.gather_kernel, 4, GATHERED=512, **missing)
         done += 1
-    print(f"{done} kernels compiled")
+    print(f"{done + compile_tiled()} kernels compiled")
+
+
+def compile_tiled() -> int:
+    """What is written in Gluon, which Triton has in this form from 3.6 on."""
+    if tiled._version() < tiled.VERSIONS[0]:
+        return 0
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from atomsep.kernels import tiled_backward, tiled_forward, tiled_read
+
+    sizes = [(256, 64), (256, 16), (256, 128), (128, 32)]
+    for features, tiles in sizes:
+        block = tiled.TILE // features
+        tile = f"tensordesc<bf16[{features}, {block}],{tiled_read.SWIZZLE!r}>"
+        POINTERS.update(dict.fromkeys(("latent", "arriving", "written"), tile))
+        same = {"FEATURE": 3, "FEATURES": features}
+        shape = {"TOKENS": block, "WARPS": tiled.WARPS}
+        parts = {"TILES": tiles, "SLICE": 512 // tiles, "SLOTS": tiled.SLOTS[features]}
+        tallies = {"TALLIES": tiled.TALLIES}
+        for kernel, constants, language in (
+            (tiled_forward.tiled_forward_kernel, {**shape, **parts, **tallies}, GluonASTSource),
+            (tiled_forward.finish_kernel, tallies, ASTSource),
+            (tiled_backward.tiled_backward_kernel, shape, GluonASTSource),
+            (
+                tiled_backward.tiled_backward_kernel,
+                {**shape, **dict.fromkeys((*ORIGIN, "scale"))},
+                GluonASTSource,
+            ),
+        ):
+            compile_kernel(kernel, tiled.WARPS, language, **same, **constants)
+    return 4 * len(sizes)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,14 @@ def test_only_addresses_and_floats_change(kernel: Kernel) -> None:
     assert len(kernel.ordinary) == 1
 
 
+def test_a_description_goes_through_as_it_is(kernel: Kernel) -> None:
+    start, described = make(kernel), object()
+    start((described, at(16)), (0.5,))
+    start((described, at(32)), (0.5,))
+    assert kernel.ordinary == [((3, 1, 1), described, *kernel.ordinary[0][2:])]
+    assert kernel.short[0][9:] == (described, 32, 0.5, 7, 64)
+
+
 def test_other_alignments_are_another_program(kernel: Kernel) -> None:
     start = make(kernel)
     start((at(16), at(36)), (1.0,))  # what is found for these is not kept

@@ -43,6 +43,7 @@ from atomsep.kernels.read import (
     unpack,
 )
 from atomsep.kernels.strides import empty_like, geometry, score_at, token_view
+from atomsep.kernels.tiled import TiledBackward, tiled
 
 if TYPE_CHECKING:
     from atomsep.layout import Layout
@@ -98,9 +99,12 @@ def measure_backward(
         else:
             skipped.copy_(layout.front(grad_passed))
     stretches, shifts = (None, None) if line is None else line
+    plain = mask is None and arriving is not None and arriving_apart is None
+    if plain and arriving is not None:
+        plain = (source.data_ptr() | arriving.data_ptr() | written.data_ptr()) % 16 == 0
     launch = _launch(
         *(source.shape, source.stride(), source.dtype, source.device, reading),
-        *(written_apart, arriving_apart),
+        *(written_apart, arriving_apart, plain),
         *(None if scores is None else scores.dtype, mask is None, arriving is None),
         *(scale is None, count.dtype, stretches is None),
     )
@@ -130,12 +134,18 @@ def _launch(
     reading: Reading,
     written: tuple[int, ...] | None,
     arriving: tuple[int, ...] | None,
+    plain: bool,
     *kinds: object,
-) -> Launch:
-    """What is launched for latents of this kind; `kinds` are the types of the other tensors."""
+) -> Launch | TiledBackward:
+    """What is launched for latents of this kind; `kinds` are the types of the other tensors.
+
+    `plain` as in `tiled`.
+    """
     layout, feature, norm = reading
     view = token_view(shape, stride, layout)
     assert view is not None
+    if tiled(view, dtype, device, reading, plain):
+        return TiledBackward(view, device, score_at(view, feature))
     samples, length, features, *_ = view
     where = geometry(view)
     latent = Latent(samples, length, features, dtype.itemsize, where.rows, where.align)

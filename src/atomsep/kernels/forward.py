@@ -44,6 +44,7 @@ from atomsep.kernels.blocks import (
 from atomsep.kernels.launch import Launch, on
 from atomsep.kernels.looks import atoms_kernel, nucleus_kernel, radius_kernel
 from atomsep.kernels.strides import empty_like, geometry, score_at, token_view
+from atomsep.kernels.tiled import TiledForward, held
 from atomsep.statistics import FIELDS
 
 if TYPE_CHECKING:
@@ -90,13 +91,16 @@ def measure_forward(
     mask = None if mask is None else mask.contiguous()
     plan = _plan(
         *(source.shape, source.stride(), source.dtype, device, reading),
+        mask is None and target is None and source.data_ptr() % 16 == 0,
         *(None if scores is None else scores.dtype, mask is None, target is None, count.dtype),
     )
     charge = torch.empty(plan.charge, dtype=source.dtype, device=device)
     table = torch.empty(plan.table, dtype=torch.float32, device=device)
     mean_direction = torch.empty(plan.mean_direction, dtype=torch.float32, device=device)
     with on(device):
-        if plan.whole is not None:
+        if plan.tiled is not None:
+            plan.tiled(source, count, charge, table, mean_direction)
+        elif plan.whole is not None:
             plan.whole((tokens, scores, mask, target, count, charge, table, mean_direction))
         else:
             arrivals = torch.empty(plan.charge[0], dtype=torch.int32, device=device)
@@ -123,9 +127,10 @@ class _Plan(NamedTuple):
     scratch: int
     lightness: bool
     lists: bool
-    whole: Launch | None
-    nucleus: Launch | None
-    radius: Launch | None
+    tiled: TiledForward | None = None
+    whole: Launch | None = None
+    nucleus: Launch | None = None
+    radius: Launch | None = None
 
 
 @lru_cache(maxsize=1024)
@@ -135,9 +140,13 @@ def _plan(
     dtype: torch.dtype,
     device: torch.device,
     reading: Reading,
+    plain: bool,
     *kinds: object,
 ) -> _Plan:
-    """For latents of this kind; `kinds` are the types of the other tensors."""
+    """For latents of this kind; `kinds` are the types of the other tensors.
+
+    `plain` as in `held`.
+    """
     layout, feature, norm = reading
     view = token_view(shape, stride, layout)
     assert view is not None
@@ -148,6 +157,9 @@ def _plan(
     out = (samples, length), (samples, FIELDS + width), (samples, width)
     read = {"ROWS": where.rows, "ALIGN": where.align, "FEATURE": score_at(view, feature)}
 
+    if held(view, dtype, device, reading, plain):
+        return _Plan(*out, 0, False, False, TiledForward(view, device, read["FEATURE"]))
+
     latent = Latent(samples, length, features, dtype.itemsize, where.rows, where.align)
     whole = sample_blocks(latent)
     if whole is not None:
@@ -156,7 +168,7 @@ def _plan(
             {**read, "FULL": features == whole.features, "NORM": norm, "TOKENS": whole.tokens,
              "FEATURES": whole.features},
         )  # fmt: skip
-        return _Plan(*out, 0, False, False, launch, None, None)
+        return _Plan(*out, 0, False, False, whole=launch)
 
     first, second = nucleus_blocks(latent), radius_blocks(latent)
     covers = second.features >= features
@@ -185,7 +197,7 @@ def _plan(
          "KEPT": second.kept, "STAGES": second.stages},
     )  # fmt: skip
     scratch = samples * (tiles + second_tiles) * (features + TALLIES)
-    return _Plan(*out, scratch, lightness, lists, None, nucleus, radius)
+    return _Plan(*out, scratch, lightness, lists, nucleus=nucleus, radius=radius)
 
 
 def _tiles(length: int, blocks: Blocks) -> int:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import triton
-from torch import Tensor
 
 _NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
@@ -22,7 +21,8 @@ class Launch:
     """One kernel at fixed sizes and types; only tensors and floats change from call to call.
 
     The kernel's arguments are the tensors, then the floats, the numbers and the constants, in this
-    order. Which tensors are None, and the type of each, must be the same in every call.
+    order. Which tensors are None, and the type of each, must be the same in every call. A tensor
+    may be a description of one for the copy engine (`tiled_read.describe`).
 
     Args:
         kernel: compiled by Triton where it is first called.
@@ -31,6 +31,7 @@ class Launch:
         numbers: integers, which Triton may compile for, and fixed floats.
         warps: of a program.
         constants: compiled in, by name.
+        options: of the compiler.
     """
 
     def __init__(
@@ -41,22 +42,25 @@ class Launch:
         numbers: tuple[int | float | None, ...],
         warps: int,
         constants: dict[str, Any],
+        **options: Any,
     ) -> None:
         assert tuple(constants) == tuple(kernel.arg_names[-len(constants) :])
-        self.kernel, self.device, self.warps = kernel, device, warps
+        self.kernel, self.device = kernel, device
+        self.options = {"num_warps": warps, "enable_fp_fusion": True, **options}
         self.grid = (*grid, 1, 1)[:3]
         self.fixed = (*numbers, *constants.values())
         self.again: Callable[..., None] | None = None
         self.may_be_short = True
         self.compiled: Any = None
 
-    def __call__(self, tensors: tuple[Tensor | None, ...], floats: tuple[float, ...] = ()) -> None:
+    def __call__(self, tensors: tuple[Any, ...], floats: tuple[float, ...] = ()) -> None:
         """Launch on the device's current stream."""
         if self.again is not None and not _is_watched():
-            pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+            pointers = [_address(each) for each in tensors]
             together = 0
             for pointer in pointers:
-                together |= pointer or 0
+                if type(pointer) is int:
+                    together |= pointer
             if together & 15 == 0:  # else another program is due, and the ordinary launch has it
                 try:
                     self.again(*pointers, *floats, *self.fixed)
@@ -64,10 +68,9 @@ class Launch:
                     self.again, self.may_be_short = None, False
                 else:
                     return
-        compiled = self.kernel[self.grid](
-            *tensors, *floats, *self.fixed, num_warps=self.warps, enable_fp_fusion=True
-        )
-        aligned = all(tensor is None or tensor.data_ptr() % 16 == 0 for tensor in tensors)
+        compiled = self.kernel[self.grid](*tensors, *floats, *self.fixed, **self.options)
+        addresses = [_address(each) for each in tensors]
+        aligned = all(each % 16 == 0 for each in addresses if type(each) is int)
         if aligned and self.may_be_short:
             self.again = self._shortcut(compiled)
 
@@ -85,6 +88,11 @@ class Launch:
             run(x, y, z, stream_of(index), function, metadata, None, None, None, *arguments)
 
         return launch
+
+
+def _address(tensor: Any) -> Any:
+    """Of a tensor; what is none stays as it is."""
+    return tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor
 
 
 def _is_watched() -> bool:

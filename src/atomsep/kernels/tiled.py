@@ -1,0 +1,163 @@
+"""Both passes over large contiguous latents in half precision, by tiles that are read once.
+
+Where tokens are planes, a token's features are far apart, and each pass needs sums over all of them
+before it can go on: of the latent the general kernels read every number twice in each. Here the
+copy engine of the GPU puts tiles of all features of some tokens into shared memory, and both
+readings find them there (`tiled_forward.py`, `tiled_backward.py`).
+
+That takes Gluon, the layer beneath Triton's language. It may change from one version to the next,
+and Triton's interpreter does not run it; so this is for what it was measured on, and everything
+else is for the general kernels.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+from torch import Tensor
+
+from atomsep.kernels.blocks import ceil_div, power_of_two
+from atomsep.kernels.launch import Launch
+
+if TYPE_CHECKING:
+    from atomsep.kernels.strides import View
+    from atomsep.statistics import Reading
+
+VERSIONS = ((3, 6),)
+"""Of Triton: those on which the tests ran on a GPU. Where a kernel whose programs wait for each
+other is compiled wrong, it hangs."""
+
+SMALLEST = 1 << 26
+"""Bytes of a latent from which on this pays."""
+
+TILE = 1 << 14
+"""Numbers of a tile: 32 KB."""
+
+SLOTS = {128: 6, 256: 7}
+"""Tiles that a multiprocessor holds in the forward pass, by their features: as many as its shared
+memory has room for."""
+
+WARPS = 4
+"""Of a program in the backward pass; in the forward pass of the first look, and of the second."""
+
+TALLIES = 8
+"""Numbers that a tile leaves beside its sums over features: P, G, sum q and sum q² of the first
+look, sum g |p - mu| and sum g / |p - mu| of the second. Two are not used."""
+
+
+def tiled(
+    view: View, dtype: torch.dtype, device: torch.device, reading: Reading, plain: bool
+) -> bool:
+    """Whether the backward pass over a latent is for these kernels.
+
+    Args:
+        view: its tokens.
+        dtype: of its numbers.
+        device: where it is.
+        reading: layout, feature and norm.
+        plain: whether there is no mask, and all that is read and written lies as the latent does,
+            at addresses that are multiples of 16.
+    """
+    samples, tokens, features, along_samples, along_tokens, along_features = view
+    if not plain or device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return False
+    if reading.feature is None or reading.norm != 2 or reading.layout.skip:
+        return False
+    contiguous = along_samples == features * tokens and along_features == tokens
+    if not contiguous or along_tokens != 1 or features not in SLOTS or tokens % 8:
+        return False
+    large = 2 * samples * features * tokens >= SMALLEST
+    return large and _version() in VERSIONS and _multiprocessors(device) > 0
+
+
+def held(
+    view: View, dtype: torch.dtype, device: torch.device, reading: Reading, plain: bool
+) -> bool:
+    """Whether the forward pass is; also, there is no copy to write."""
+    if dtype != torch.bfloat16 or not tiled(view, dtype, device, reading, plain):
+        return False
+    tiles = ceil_div(view.tokens, TILE // view.features)
+    return 8 < tiles <= min(128, _multiprocessors(device))
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(int(part) for part in triton.__version__.split(".")[:2])
+
+
+@lru_cache
+def _multiprocessors(device: torch.device) -> int:
+    """None where the GPU is not of the kind that this was measured on."""
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count if properties.major == 9 else 0
+
+
+class TiledForward:
+    """The launches of the forward pass over latents of one kind.
+
+    Args:
+        view: the tokens.
+        device: where they are.
+        feature: the score's, from 0.
+    """
+
+    def __init__(self, view: View, device: torch.device, feature: int) -> None:
+        from atomsep.kernels import tiled_forward, tiled_read  # Gluon, where it is used
+
+        samples, tokens, features, *_ = view
+        block = TILE // features
+        tiles = ceil_div(tokens, block)
+        most = power_of_two(tiles)
+        self.describe, self.unwritten = tiled_read.describe, tiled_forward.UNWRITTEN
+        self.shape, self.block = (samples * features, tokens), (features, block)
+        self.words = samples * (tiles * (features + TALLIES) + features)
+        same = {"FEATURE": feature, "FEATURES": features}
+        self.looks = Launch(
+            *(tiled_forward.tiled_forward_kernel, device, (_multiprocessors(device),)),
+            *((tokens // 8, tiles, samples * tiles), WARPS),
+            {**same, "TOKENS": block, "SLOTS": SLOTS[features], "WARPS": WARPS,
+             "TALLIES": TALLIES, "TILES": most, "SLICE": 512 // most},
+            launch_cooperative_grid=True,
+        )  # fmt: skip
+        finish = tiled_forward.finish_kernel
+        self.finish = Launch(finish, device, (samples,), (tiles,), 4, {**same, "TALLIES": TALLIES})
+
+    def __call__(
+        self, source: Tensor, count: Tensor, charge: Tensor, table: Tensor, mean_direction: Tensor
+    ) -> None:
+        """Writes the charges, the table and s."""
+        words = torch.full((self.words,), self.unwritten, dtype=torch.int32, device=source.device)
+        numbers = words.view(torch.float32)
+        self.looks((self.describe(source, self.shape, self.block), charge, count, numbers))
+        self.finish((numbers, count, table, mean_direction))
+
+
+class TiledBackward:
+    """The launch of the backward pass over latents of one kind; arguments as `TiledForward`."""
+
+    def __init__(self, view: View, device: torch.device, feature: int) -> None:
+        from atomsep.kernels import tiled_backward, tiled_read  # Gluon, where it is used
+
+        samples, tokens, features, *_ = view
+        block = TILE // features
+        tiles = ceil_div(tokens, block)
+        self.describe = tiled_read.describe
+        self.shape, self.block = (samples * features, tokens), (features, block)
+        self.launch = Launch(
+            *(tiled_backward.tiled_backward_kernel, device, (samples * tiles,), (tiles,), WARPS),
+            {"FEATURE": feature, "FEATURES": features, "TOKENS": block, "WARPS": WARPS},
+        )
+
+    def __call__(self, tensors: tuple[Tensor | None, ...]) -> None:
+        """Writes the gradient; takes what `backward_kernel` does, in its order."""
+        source, scores, mask, *by_sample, arriving, grad_table, scale, written, _ = tensors
+        assert scores is None
+        assert mask is None
+        seen = [self._seen(each) for each in (source, arriving, written)]
+        self.launch((seen[0], *by_sample, seen[1], grad_table, scale, seen[2]))
+
+    def _seen(self, tensor: Tensor | None) -> Any:
+        assert tensor is not None
+        return self.describe(tensor, self.shape, self.block)

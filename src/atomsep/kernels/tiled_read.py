@@ -1,0 +1,83 @@
+"""How programs in Gluon read a tile that the copy engine put into shared memory.
+
+Gluon is the layer beneath Triton's language, in which a kernel says what lies in shared memory and
+which thread holds what. A tile is `(features, tokens)`, tokens side by side. A warp that works on
+positions has 4 features of 64 tokens at a time, a thread 8 tokens of one. What is due once a token
+every warp does for all, and a thread for a few.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# What Triton 3.9 calls otherwise than 3.6.
+all_arrive = getattr(gl, "barrier", None) or gl.thread_barrier
+fill_slot = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+empty_slot = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+SWIZZLE = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+"""Of a tile: lines of 128 bytes, in which no two threads of a load meet in a bank."""
+
+
+def describe(latent: Tensor, shape: tuple[int, int], block: tuple[int, int]) -> Any:
+    """A contiguous latent, `(samples * features, tokens)`, to the copy engine."""
+    return TensorDescriptor(latent, list(shape), [shape[1], 1], list(block), SWIZZLE)
+
+
+@gluon.constexpr_function
+def positions(warps):
+    """Who holds which numbers of a tile."""
+    return gl.BlockedLayout([1, 8], [4, 8], [warps, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def lines(tokens, warps):
+    """Who holds which numbers of a few lines: every warp all of them."""
+    return gl.BlockedLayout([8, tokens // 32], [1, 32], [1, warps], [1, 0])
+
+
+@gluon.jit
+def scores_of(tile, FEATURE: gl.constexpr, WARPS: gl.constexpr):
+    """Scores of a tile's tokens, in every warp."""
+    LINES: gl.constexpr = lines(tile.shape[1], WARPS)
+    eight = tile.slice(FEATURE // 8 * 8, 8, dim=0).load(LINES).to(gl.float32)
+    is_score = gl.arange(0, 8, layout=gl.SliceLayout(1, LINES)) == FEATURE % 8
+    return gl.sum(gl.where(is_score[:, None], eight, 0.0), axis=0)
+
+
+@gluon.jit
+def charges_of(score):
+    """Charges and their slopes, as `read.charge_of`."""
+    size = gl.abs(score)
+    decay = gl.exp(-size)
+    part = 1 / (1 + decay)
+    magnitude = gl.where(size < 1e-3, 0.5 * size, (1 - decay) * part)
+    return gl.where(score < 0, -magnitude, magnitude), 2 * decay * part * part
+
+
+@gluon.jit
+def over_features(numbers, scratch, WARPS: gl.constexpr):
+    """Sums over the features of a tile, in every warp: of a warp's, then of all through scratch."""
+    FEATURES: gl.constexpr = numbers.shape[0]
+    TOKENS: gl.constexpr = numbers.shape[1]
+    split = numbers.reshape([FEATURES // (4 * WARPS), WARPS, 4, TOKENS])
+    scratch.store(gl.sum(gl.sum(split, axis=0), axis=1))
+    LINES: gl.constexpr = gl.BlockedLayout([WARPS, TOKENS // 32], [1, 32], [1, WARPS], [1, 0])
+    sums = gl.sum(scratch.load(LINES), axis=0)
+    return gl.convert_layout(sums, gl.SliceLayout(0, lines(TOKENS, WARPS)))
+
+
+@gluon.jit
+def inverse_of(square):
+    """1 / |p - mu| from its square; 0 at the nucleus itself."""
+    return gl.where(square > 0, gl.rsqrt(square), 0.0)
