@@ -106,13 +106,18 @@ def compile_tiled() -> int:
     for features, tiles in sizes:
         block = tiled.TILE // features
         tile = f"tensordesc<bf16[{features}, {block}],{tiled_read.SWIZZLE!r}>"
-        POINTERS.update(dict.fromkeys(("latent", "arriving", "written"), tile))
+        POINTERS.update(dict.fromkeys(("latent", "copy", "arriving", "written"), tile))
         same = {"FEATURE": 3, "FEATURES": features}
         shape = {"TOKENS": block, "WARPS": tiled.WARPS}
         parts = {"TILES": tiles, "SLICE": 512 // tiles, "SLOTS": tiled.SLOTS[features]}
         tallies = {"TALLIES": tiled.TALLIES}
         for kernel, constants, language in (
             (tiled_forward.tiled_forward_kernel, {**shape, **parts, **tallies}, GluonASTSource),
+            (
+                tiled_forward.tiled_forward_kernel,
+                {**shape, **parts, **tallies, "copy": None},
+                GluonASTSource,
+            ),
             (tiled_forward.finish_kernel, tallies, ASTSource),
             (tiled_backward.tiled_backward_kernel, shape, GluonASTSource),
             (
@@ -122,7 +127,7 @@ def compile_tiled() -> int:
             ),
         ):
             compile_kernel(kernel, tiled.WARPS, language, **same, **constants)
-    return 4 * len(sizes)
+    return 5 * len(sizes)
 
 
 if __name__ == "__main__":

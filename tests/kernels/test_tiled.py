@@ -92,14 +92,21 @@ def test_passes_against_float64(
 
 
 @on_gpu
+@pytest.mark.parametrize("features", [128, 256])
+def test_a_copy(features: int, calls: Counter[str], device: torch.device) -> None:
+    for samples, tokens in ((3, 3136), (40, 1032)):
+        check(Case(samples, tokens, features, "image", torch.bfloat16, copy=True), device)
+    assert calls == {"TiledForward": 2, "TiledBackward": 2}
+
+
+@on_gpu
 @pytest.mark.parametrize("case", [
     Case(5, 64, 256, "image", torch.bfloat16, feature=3),
     Case(5, 8, 256, "planes", torch.bfloat16, feature=3),
     Case(5, 10000, 128, "image", torch.float16, feature=3),
-    Case(5, 3136, 256, "image", torch.bfloat16, feature=3, copy=True),
 ], ids=str)  # fmt: skip
 def test_backward_alone(case: Case, calls: Counter[str], device: torch.device) -> None:
-    """Few tokens, other numbers, or a copy: the forward pass is another."""
+    """Few or many tokens, or other numbers: the forward pass is another."""
     check(case, device)
     assert calls.keys() == {"TiledBackward"}
 

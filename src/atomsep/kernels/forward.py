@@ -91,7 +91,8 @@ def measure_forward(
     mask = None if mask is None else mask.contiguous()
     plan = _plan(
         *(source.shape, source.stride(), source.dtype, device, reading),
-        mask is None and target is None and source.data_ptr() % 16 == 0,
+        mask is None
+        and (source.data_ptr() | (0 if target is None else target.data_ptr())) % 16 == 0,
         *(None if scores is None else scores.dtype, mask is None, target is None, count.dtype),
     )
     charge = torch.empty(plan.charge, dtype=source.dtype, device=device)
@@ -99,7 +100,7 @@ def measure_forward(
     mean_direction = torch.empty(plan.mean_direction, dtype=torch.float32, device=device)
     with on(device):
         if plan.tiled is not None:
-            plan.tiled(source, count, charge, table, mean_direction)
+            plan.tiled(source, target, count, charge, table, mean_direction)
         elif plan.whole is not None:
             plan.whole((tokens, scores, mask, target, count, charge, table, mean_direction))
         else:

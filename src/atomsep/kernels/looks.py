@@ -322,10 +322,10 @@ def finish(
 
 
 @triton.jit
-def column_sums(rows, column, inner, tiles, pitch):
-    """What the tiles of a sample left in some columns, added up in order."""
+def column_sums(rows, column, inner, tiles, pitch, TOGETHER: tl.constexpr = 8):
+    """What the tiles of a sample left in some columns, added up in order, several at a time."""
     columns: tl.constexpr = column.shape[0]
-    several: tl.constexpr = 8 if columns <= 256 else 2048 // columns if columns < 2048 else 1
+    several: tl.constexpr = TOGETHER if columns <= 256 else 2048 // columns if columns < 2048 else 1
     sums = tl.zeros(column.shape, tl.float32)
     for above in range(0, tiles, several):
         tile = above + tl.arange(0, several)

@@ -76,7 +76,7 @@ def tiled(
 def held(
     view: View, dtype: torch.dtype, device: torch.device, reading: Reading, plain: bool
 ) -> bool:
-    """Whether the forward pass is; also, there is no copy to write."""
+    """Whether the forward pass is."""
     if dtype != torch.bfloat16 or not tiled(view, dtype, device, reading, plain):
         return False
     tiles = ceil_div(view.tokens, TILE // view.features)
@@ -94,6 +94,25 @@ def _multiprocessors(device: torch.device) -> int:
     return properties.multi_processor_count if properties.major == 9 else 0
 
 
+class Tiles:
+    """How latents of one kind are cut.
+
+    Args:
+        view: the tokens.
+    """
+
+    def __init__(self, view: View) -> None:
+        samples, tokens, features, *_ = view
+        self.shape, self.block = (samples * features, tokens), (features, TILE // features)
+        self.tiles = ceil_div(tokens, TILE // features)
+
+    def see(self, tensor: Tensor) -> Any:
+        """What the copy engine is told of a tensor of this kind."""
+        from atomsep.kernels.tiled_read import describe  # Gluon, where it is used
+
+        return describe(tensor, self.shape, self.block)
+
+
 class TiledForward:
     """The launches of the forward pass over latents of one kind.
 
@@ -104,14 +123,13 @@ class TiledForward:
     """
 
     def __init__(self, view: View, device: torch.device, feature: int) -> None:
-        from atomsep.kernels import tiled_forward, tiled_read  # Gluon, where it is used
+        from atomsep.kernels import tiled_forward  # Gluon, where it is used
 
         samples, tokens, features, *_ = view
-        block = TILE // features
-        tiles = ceil_div(tokens, block)
+        self.cut = Tiles(view)
+        tiles, (_, block) = self.cut.tiles, self.cut.block
         most = power_of_two(tiles)
-        self.describe, self.unwritten = tiled_read.describe, tiled_forward.UNWRITTEN
-        self.shape, self.block = (samples * features, tokens), (features, block)
+        self.unwritten = tiled_forward.UNWRITTEN
         self.words = samples * (tiles * (features + TALLIES) + features)
         same = {"FEATURE": feature, "FEATURES": features}
         self.looks = Launch(
@@ -125,12 +143,19 @@ class TiledForward:
         self.finish = Launch(finish, device, (samples,), (tiles,), 4, {**same, "TALLIES": TALLIES})
 
     def __call__(
-        self, source: Tensor, count: Tensor, charge: Tensor, table: Tensor, mean_direction: Tensor
+        self,
+        source: Tensor,
+        copy: Tensor | None,
+        count: Tensor,
+        charge: Tensor,
+        table: Tensor,
+        mean_direction: Tensor,
     ) -> None:
-        """Writes the charges, the table and s."""
+        """Writes the copy, the charges, the table and s."""
         words = torch.full((self.words,), self.unwritten, dtype=torch.int32, device=source.device)
         numbers = words.view(torch.float32)
-        self.looks((self.describe(source, self.shape, self.block), charge, count, numbers))
+        latent, target = self.cut.see(source), None if copy is None else self.cut.see(copy)
+        self.looks((latent, target, charge, count, numbers))
         self.finish((numbers, count, table, mean_direction))
 
 
@@ -138,26 +163,20 @@ class TiledBackward:
     """The launch of the backward pass over latents of one kind; arguments as `TiledForward`."""
 
     def __init__(self, view: View, device: torch.device, feature: int) -> None:
-        from atomsep.kernels import tiled_backward, tiled_read  # Gluon, where it is used
+        from atomsep.kernels.tiled_backward import tiled_backward_kernel  # Gluon, where it is used
 
-        samples, tokens, features, *_ = view
-        block = TILE // features
-        tiles = ceil_div(tokens, block)
-        self.describe = tiled_read.describe
-        self.shape, self.block = (samples * features, tokens), (features, block)
+        self.cut = Tiles(view)
+        tiles, (features, block) = self.cut.tiles, self.cut.block
         self.launch = Launch(
-            *(tiled_backward.tiled_backward_kernel, device, (samples * tiles,), (tiles,), WARPS),
+            *(tiled_backward_kernel, device, (view.samples * tiles,), (tiles,), WARPS),
             {"FEATURE": feature, "FEATURES": features, "TOKENS": block, "WARPS": WARPS},
         )
 
     def __call__(self, tensors: tuple[Tensor | None, ...]) -> None:
         """Writes the gradient; takes what `backward_kernel` does, in its order."""
-        source, scores, mask, *by_sample, arriving, grad_table, scale, written, _ = tensors
-        assert scores is None
-        assert mask is None
-        seen = [self._seen(each) for each in (source, arriving, written)]
-        self.launch((seen[0], *by_sample, seen[1], grad_table, scale, seen[2]))
-
-    def _seen(self, tensor: Tensor | None) -> Any:
-        assert tensor is not None
-        return self.describe(tensor, self.shape, self.block)
+        source, _, _, *known, arriving, grad_table, scale, written, _ = tensors
+        assert source is not None
+        assert arriving is not None
+        assert written is not None
+        seen = [self.cut.see(each) for each in (source, arriving, written)]
+        self.launch((seen[0], *known, seen[1], grad_table, scale, seen[2]))

@@ -11,7 +11,8 @@ others wait for their nucleus. Its warps share the work:
   memory for other programs;
 - `add_nucleus`: adds up what the programs of a sample left, for a few features: a part of the
   nucleus;
-- `fetch_nucleus`: waits until all parts are there and brings them to shared memory;
+- `fetch_nucleus`: waits until all parts are there and brings them to shared memory; and has the
+  copy engine write the copy, where one is due;
 - `look_again`: the sums of g |p - mu| and g u, and the slot is free.
 
 **Programs wait for each other**, so all must run at once: the launch is a cooperative one, of a
@@ -38,13 +39,14 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from atomsep.kernels.looks import column_sums
 from atomsep.kernels.read import position_of
 from atomsep.kernels.tiled_read import (
     all_arrive,
     charges_of,
+    empty_slot,
     fill_slot,
     inverse_of,
     over_features,
@@ -217,18 +219,22 @@ def add_nucleus(
 
 @gluon.jit
 def fetch_nucleus(
-    nucleus, full, known, taken, numbers, tiles, total,
-    SLOTS: gl.constexpr, FEATURES: gl.constexpr, TALLIES: gl.constexpr,
+    copy, held, nucleus, full, known, taken, numbers, tiles, total,
+    SLOTS: gl.constexpr, TOKENS: gl.constexpr, FEATURES: gl.constexpr, TALLIES: gl.constexpr,
 ):  # fmt: skip
-    """Nuclei into shared memory, one after the other."""
+    """Nuclei into shared memory, one after the other; and tiles into the copy."""
     column = gl.arange(0, FEATURES, layout=gl.BlockedLayout([1], [32], [1], [0]))
     nuclei = numbers + total.to(gl.int64) * (FEATURES + TALLIES)
     sample, tile, along_samples, along_tiles, rounds = place_of(gl.program_id(0), tiles, total)
     for k in range(rounds):
         # not before its tile is here, lest it asks for long
         mbarrier.wait(full.index(k % SLOTS), (k // SLOTS) & 1)
+        if copy is not None:
+            empty_slot(copy, [sample * FEATURES, tile * TOKENS], held.index(k % SLOTS))
         at = nuclei + sample.to(gl.int64) * FEATURES + column
         mu = wait_for(at, FEATURES // 32)
+        if copy is not None:
+            tma.store_wait(0)  # else the slot might be filled again before it is read
         mbarrier.wait(taken.index(0), (k & 1) ^ 1, pred=k > 0)
         nucleus.store(mu)
         all_arrive()
@@ -272,7 +278,7 @@ def look_again(
 
 @gluon.jit(do_not_specialize=["tokens", "tiles", "total"])
 def tiled_forward_kernel(
-    latent, charge, count, numbers, tokens, tiles, total,
+    latent, copy, charge, count, numbers, tokens, tiles, total,
     FEATURE: gl.constexpr, FEATURES: gl.constexpr, TOKENS: gl.constexpr,
     SLOTS: gl.constexpr, WARPS: gl.constexpr, TALLIES: gl.constexpr,
     TILES: gl.constexpr, SLICE: gl.constexpr,
@@ -310,7 +316,8 @@ def tiled_forward_kernel(
                 count, numbers, tiles, total, FEATURE, FEATURES, TALLIES, TILES, SLICE,
             )),
             (fetch_nucleus, (
-                nucleus, full, known, taken, numbers, tiles, total, SLOTS, FEATURES, TALLIES,
+                copy, held, nucleus, full, known, taken, numbers, tiles, total,
+                SLOTS, TOKENS, FEATURES, TALLIES,
             )),
             (load_tiles, (latent, held, full, free, tiles, total, SLOTS, TOKENS, FEATURES)),
         ],
@@ -334,12 +341,12 @@ def finish_kernel(
     rows = numbers + sample * tiles * pitch
     per_token = 1 / tl.load(count + sample)
     index = tl.arange(0, TALLIES)
-    tallies = column_sums(rows, FEATURES + index, index < 6, tiles, pitch)
+    tallies = column_sums(rows, FEATURES + index, index < 6, tiles, pitch, 16)
     pull = tl.sum(tl.where(index == 5, tallies, 0.0), axis=0)
     column = tl.arange(0, FEATURES)
     nuclei = numbers + tl.num_programs(0).to(tl.int64) * tiles * pitch
     mu = tl.load(nuclei + sample * FEATURES + column)
-    s = (column_sums(rows, column, column < FEATURES, tiles, pitch) - pull * mu) * per_token
+    s = (column_sums(rows, column, column < FEATURES, tiles, pitch, 16) - pull * mu) * per_token
     place = position_of(column, FEATURE)
     tl.store(mean_direction + sample * width + place, s, mask=column != FEATURE)
     table += sample * (width + 5)
