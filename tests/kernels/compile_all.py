@@ -102,32 +102,29 @@ def compile_tiled() -> int:
 
     from atomsep.kernels import tiled_backward, tiled_forward, tiled_read
 
-    sizes = [(256, 64), (256, 16), (256, 128), (128, 32)]
-    for features, tiles in sizes:
+    done = 0
+    for features in tiled.FEATURES:
         block = tiled.TILE // features
-        tile = f"tensordesc<bf16[{features}, {block}],{tiled_read.SWIZZLE!r}>"
+        tile = f"tensordesc<bf16[{features}, {block}],{tiled_read.swizzle(block)!r}>"
         POINTERS.update(dict.fromkeys(("latent", "copy", "arriving", "written"), tile))
         same = {"FEATURE": 3, "FEATURES": features}
-        shape = {"TOKENS": block, "WARPS": tiled.WARPS}
-        parts = {"TILES": tiles, "SLICE": 512 // tiles, "SLOTS": tiled.SLOTS[features]}
+        shape = {**same, "TOKENS": block, "WARPS": tiled.WARPS}
+        for missing in ((), (*ORIGIN, "scale")):
+            kernel, absent = tiled_backward.tiled_backward_kernel, dict.fromkeys(missing)
+            compile_kernel(kernel, tiled.WARPS, GluonASTSource, **shape, **absent)
+            done += 1
+        if features not in tiled.SLOTS:
+            continue
         tallies = {"TALLIES": tiled.TALLIES}
-        for kernel, constants, language in (
-            (tiled_forward.tiled_forward_kernel, {**shape, **parts, **tallies}, GluonASTSource),
-            (
-                tiled_forward.tiled_forward_kernel,
-                {**shape, **parts, **tallies, "copy": None},
-                GluonASTSource,
-            ),
-            (tiled_forward.finish_kernel, tallies, ASTSource),
-            (tiled_backward.tiled_backward_kernel, shape, GluonASTSource),
-            (
-                tiled_backward.tiled_backward_kernel,
-                {**shape, **dict.fromkeys((*ORIGIN, "scale"))},
-                GluonASTSource,
-            ),
-        ):
-            compile_kernel(kernel, tiled.WARPS, language, **same, **constants)
-    return 5 * len(sizes)
+        compile_kernel(tiled_forward.finish_kernel, 4, **same, **tallies)
+        done += 1
+        for tiles, missing in itertools.product((16, 64, 128), ((), ("copy",))):
+            parts = {"TILES": tiles, "SLICE": 512 // tiles, "SLOTS": tiled.SLOTS[features]}
+            kernel, absent = tiled_forward.tiled_forward_kernel, dict.fromkeys(missing)
+            given = {**shape, **tallies, **parts, **absent}
+            compile_kernel(kernel, tiled.WARPS, GluonASTSource, **given)
+            done += 1
+    return done
 
 
 if __name__ == "__main__":

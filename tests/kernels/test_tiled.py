@@ -104,9 +104,11 @@ def test_a_copy(features: int, calls: Counter[str], device: torch.device) -> Non
     Case(5, 64, 256, "image", torch.bfloat16, feature=3),
     Case(5, 8, 256, "planes", torch.bfloat16, feature=3),
     Case(5, 10000, 128, "image", torch.float16, feature=3),
+    Case(5, 1032, 64, "image", torch.bfloat16, feature=3),
+    Case(5, 1032, 512, "image", torch.bfloat16, feature=-1),
 ], ids=str)  # fmt: skip
 def test_backward_alone(case: Case, calls: Counter[str], device: torch.device) -> None:
-    """Few or many tokens, or other numbers: the forward pass is another."""
+    """Few or many tokens, other features or numbers: the forward pass is another."""
     check(case, device)
     assert calls.keys() == {"TiledBackward"}
 
@@ -252,7 +254,7 @@ def test_which_latents_are_read_in_tiles(monkeypatch: pytest.MonkeyPatch) -> Non
         assert not _for(which, feature=None)
         assert not _for(which, norm=1)
         assert not _for(which, (256, 255, 56, 56))
-        assert not _for(which, (256, 512, 56, 56)), "a tile is too wide"
+        assert not _for(which, (256, 1024, 56, 56)), "a tile is too wide"
         assert not _for(which, (256, 256, 57, 57)), "planes begin anywhere"
         assert not _for(which, (16, 256, 56, 56)), "the general kernels are as fast"
         assert not _for(which, stride=(256 * 3136, 1, 56 * 256, 256)), "rows"
@@ -260,6 +262,8 @@ def test_which_latents_are_read_in_tiles(monkeypatch: pytest.MonkeyPatch) -> Non
     for alone in (
         {"shape": (4096, 256, 16, 16)},  # too few tiles to share a nucleus
         {"shape": (256, 256, 96, 96)},  # more tiles than programs
+        {"shape": (256, 64, 56, 56)},
+        {"shape": (256, 512, 56, 56)},
         {"dtype": torch.float16},
     ):
         assert not _for(tiled.held, **alone)

@@ -30,15 +30,18 @@ VERSIONS = ((3, 6),)
 """Of Triton: those on which the tests ran on a GPU. Where a kernel whose programs wait for each
 other is compiled wrong, it hangs."""
 
-SMALLEST = 1 << 26
-"""Bytes of a latent from which on this pays."""
+SMALLEST = 1 << 25
+"""Bytes of a latent from which on the device's time counts more than the host's."""
 
 TILE = 1 << 14
 """Numbers of a tile: 32 KB."""
 
+FEATURES = (64, 128, 256, 512)
+"""Features that a token may have: those for which tiles are measured to be faster."""
+
 SLOTS = {128: 6, 256: 7}
-"""Tiles that a multiprocessor holds in the forward pass, by their features: as many as its shared
-memory has room for."""
+"""Tiles that a multiprocessor holds in the forward pass, by the features that there may be: as many
+as its shared memory has room for."""
 
 WARPS = 4
 """Of a program in the backward pass; in the forward pass of the first look, and of the second."""
@@ -67,7 +70,7 @@ def tiled(
     if reading.feature is None or reading.norm != 2 or reading.layout.skip:
         return False
     contiguous = along_samples == features * tokens and along_features == tokens
-    if not contiguous or along_tokens != 1 or features not in SLOTS or tokens % 8:
+    if not contiguous or along_tokens != 1 or features not in FEATURES or tokens % 8:
         return False
     large = 2 * samples * features * tokens >= SMALLEST
     return large and _version() in VERSIONS and _multiprocessors(device) > 0
@@ -77,7 +80,9 @@ def held(
     view: View, dtype: torch.dtype, device: torch.device, reading: Reading, plain: bool
 ) -> bool:
     """Whether the forward pass is."""
-    if dtype != torch.bfloat16 or not tiled(view, dtype, device, reading, plain):
+    if dtype != torch.bfloat16 or view.features not in SLOTS:
+        return False
+    if not tiled(view, dtype, device, reading, plain):
         return False
     tiles = ceil_div(view.tokens, TILE // view.features)
     return 8 < tiles <= min(128, _multiprocessors(device))

@@ -45,7 +45,7 @@ def tiled_backward_kernel(
     FEATURE: gl.constexpr, FEATURES: gl.constexpr, TOKENS: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """One program: one tile."""
-    POSITIONS: gl.constexpr = positions(WARPS)
+    POSITIONS: gl.constexpr = positions(TOKENS, WARPS)
     OF_TOKENS: gl.constexpr = gl.SliceLayout(0, POSITIONS)
     LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     LINES: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])

@@ -249,7 +249,7 @@ def look_again(
     FEATURES: gl.constexpr, WARPS: gl.constexpr, TALLIES: gl.constexpr,
 ):  # fmt: skip
     """The second look: what is left of a tile."""
-    POSITIONS: gl.constexpr = positions(WARPS)
+    POSITIONS: gl.constexpr = positions(TOKENS, WARPS)
     column = gl.arange(0, FEATURES, layout=gl.SliceLayout(1, POSITIONS))
     sample, tile, along_samples, along_tiles, rounds = place_of(gl.program_id(0), tiles, total)
     for k in range(rounds):

@@ -1,8 +1,8 @@
 """How programs in Gluon read a tile that the copy engine put into shared memory.
 
 Gluon is the layer beneath Triton's language, in which a kernel says what lies in shared memory and
-which thread holds what. A tile is `(features, tokens)`, tokens side by side. A warp that works on
-positions has 4 features of 64 tokens at a time, a thread 8 tokens of one. What is due once a token
+which thread holds what. A tile is `(features, tokens)`, tokens side by side. A thread that works on
+positions has 8 tokens of a feature at a time, a warp a line of up to 64. What is due once a token
 every warp does for all, and a thread for a few.
 """
 
@@ -25,19 +25,28 @@ all_arrive = getattr(gl, "barrier", None) or gl.thread_barrier
 fill_slot = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 empty_slot = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
-SWIZZLE = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-"""Of a tile: lines of 128 bytes, in which no two threads of a load meet in a bank."""
+
+def swizzle(tokens: int) -> Any:
+    """Of a tile in shared memory: so that no two threads of a load meet in a bank."""
+    return gl.NVMMASharedLayout(min(128, 2 * tokens), element_bitwidth=16, rank=2)
 
 
 def describe(latent: Tensor, shape: tuple[int, int], block: tuple[int, int]) -> Any:
     """A contiguous latent, `(samples * features, tokens)`, to the copy engine."""
-    return TensorDescriptor(latent, list(shape), [shape[1], 1], list(block), SWIZZLE)
+    return TensorDescriptor(latent, list(shape), [shape[1], 1], list(block), swizzle(block[1]))
 
 
 @gluon.constexpr_function
-def positions(warps):
+def of_a_warp(tokens):
+    """Features that a warp has at a time."""
+    return 32 // min(8, tokens // 8)
+
+
+@gluon.constexpr_function
+def positions(tokens, warps):
     """Who holds which numbers of a tile."""
-    return gl.BlockedLayout([1, 8], [4, 8], [warps, 1], [1, 0])
+    features = 32 // min(8, tokens // 8)
+    return gl.BlockedLayout([1, 8], [features, 32 // features], [warps, 1], [1, 0])
 
 
 @gluon.constexpr_function
@@ -70,7 +79,8 @@ def over_features(numbers, scratch, WARPS: gl.constexpr):
     """Sums over the features of a tile, in every warp: of a warp's, then of all through scratch."""
     FEATURES: gl.constexpr = numbers.shape[0]
     TOKENS: gl.constexpr = numbers.shape[1]
-    split = numbers.reshape([FEATURES // (4 * WARPS), WARPS, 4, TOKENS])
+    GROUP: gl.constexpr = of_a_warp(TOKENS)
+    split = numbers.reshape([FEATURES // (GROUP * WARPS), WARPS, GROUP, TOKENS])
     scratch.store(gl.sum(gl.sum(split, axis=0), axis=1))
     LINES: gl.constexpr = gl.BlockedLayout([WARPS, TOKENS // 32], [1, 32], [1, WARPS], [1, 0])
     sums = gl.sum(scratch.load(LINES), axis=0)
