@@ -10,7 +10,8 @@ own affair:
 Bytes: the latent and the arriving gradient in, the gradient out. Only electrons' positions are
 needed: where tokens are rows the others are not read, but for their scores, which come one step
 ahead, so that what to read is known in time. Where a batch norm made the latent, its input may be
-read instead (`atomsep.origin`): a factor and a shift a feature. Bound by device memory.
+read instead (`atomsep.origin`): a factor and a shift a feature. Bound by device memory. Large
+contiguous latents have a kernel of their own: `tiled.py`.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

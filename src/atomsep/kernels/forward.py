@@ -10,11 +10,13 @@ numbers a sample come out. The copy, where one is due, is written with the first
 
 **Small samples** are a program's each, in one launch: the second look finds them in the cache.
 
-**Large samples** take a launch a look, and are looked at twice: first from the batch's end to its
-beginning, then the other way round. So the first look meets in the cache what the layer wrote last,
-and the second what the first read last. A sample is cut into tiles of tokens, and a program leaves
-the sums of its tile in scratch memory. The second launch adds up those of the first before it
-starts, and the last of a sample's programs to arrive adds up those of the second: always in the
+**Large contiguous latents** are read once where the GPU can hold them meanwhile: `tiled.py`.
+
+**Other large samples** take a launch a look, and are looked at twice: first from the batch's end to
+its beginning, then the other way round. So the first look meets in the cache what the layer wrote
+last, and the second what the first read last. A sample is cut into tiles of tokens, and a program
+leaves the sums of its tile in scratch memory. The second launch adds up those of the first before
+it starts, and the last of a sample's programs to arrive adds up those of the second: always in the
 same order, so that no sum depends on who comes last. No program waits for another. Bound by device
 memory.
 
