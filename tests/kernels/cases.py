@@ -118,7 +118,9 @@ def check(case: Case, device: torch.device) -> None:
     assert relative(mean_direction, s, weights.sum(1)) < VALUE
 
     # Upstream gradients as autograd may send them: in another memory format, or missing.
+    # Those of radius and nucleus so large that every token's share of them is to be seen.
     grad_table = draw(*reversed(expected.shape)).T.to(device)
+    grad_table[:, 4:] *= case.tokens
     grad_passed = None
     if case.passed is not None:
         arriving = draw(case.samples, length, case.features, dtype=case.dtype)

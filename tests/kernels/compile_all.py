@@ -91,7 +91,7 @@ def main() -> None:
     for missing in ({}, {"parts": None, "slopes": None}, {"losses": None, "loss": None}):
         compile_kernel(pairs.gather_kernel, 4, GATHERED=512, **missing)
         done += 1
-    print(f"{done + compile_tiled()} kernels compiled")
+    print(f"{done} kernels compiled, and {compile_tiled()} for tiles")
 
 
 def compile_tiled() -> int:
@@ -119,7 +119,8 @@ def compile_tiled() -> int:
         compile_kernel(tiled_forward.finish_kernel, 4, **same, **tallies)
         done += 1
         for tiles, missing in itertools.product((16, 64, 128), ((), ("copy",))):
-            parts = {"TILES": tiles, "SLICE": 512 // tiles, "SLOTS": tiled.SLOTS[features]}
+            most, share = tiled.nucleus_share(tiles)
+            parts = {"TILES": most, "SLICE": share, "SLOTS": tiled.SLOTS[features]}
             kernel, absent = tiled_forward.tiled_forward_kernel, dict.fromkeys(missing)
             given = {**shape, **tallies, **parts, **absent}
             compile_kernel(kernel, tiled.WARPS, GluonASTSource, **given)

@@ -68,11 +68,12 @@ def test_only_addresses_and_floats_change(kernel: Kernel) -> None:
     assert len(kernel.ordinary) == 1
 
 
-def test_a_description_goes_through_as_it_is(kernel: Kernel) -> None:
+def test_descriptions_come_first_and_as_they_are(kernel: Kernel) -> None:
     start, described = make(kernel), object()
-    start((described, at(16)), (0.5,))
-    start((described, at(32)), (0.5,))
-    assert kernel.ordinary == [((3, 1, 1), described, *kernel.ordinary[0][2:])]
+    first = at(16)
+    start((first,), (0.5,), (described,))
+    start((at(32),), (0.5,), (described,))
+    assert kernel.ordinary == [((3, 1, 1), described, first, 0.5, 7, 64)]
     assert kernel.short[0][9:] == (described, 32, 0.5, 7, 64)
 
 

@@ -6,6 +6,7 @@ Each pass is a file, and the plain PyTorch code it must agree with is named ther
 |---|---|---|---|
 | atoms | `forward.py`, `looks.py` | 1, or 2 for large samples | `slabs.forward_slabs` |
 | gradient of the latent | `backward.py` | 1 | `slabs.backward_slabs` |
+| both, for large contiguous latents | `tiled.py`, `tiled_*.py` | 3 and 1 | the same |
 | loss and its gradient | `pairs.py` | 2, the second of sums | `pairs.backward_blocks` |
 
 Sizes of blocks are in `blocks.py`, device functions that passes share in `read.py`; `launch.py`

@@ -100,8 +100,8 @@ def measure_backward(
         else:
             skipped.copy_(layout.front(grad_passed))
     stretches, shifts = (None, None) if line is None else line
-    plain = mask is None and arriving is not None and arriving_apart is None
-    if plain and arriving is not None:
+    plain = False
+    if mask is None and arriving is not None and arriving_apart is written_apart is None:
         plain = (source.data_ptr() | arriving.data_ptr() | written.data_ptr()) % 16 == 0
     launch = _launch(
         *(source.shape, source.stride(), source.dtype, source.device, reading),

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 
 _NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
@@ -20,9 +21,9 @@ _NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 class Launch:
     """One kernel at fixed sizes and types; only tensors and floats change from call to call.
 
-    The kernel's arguments are the tensors, then the floats, the numbers and the constants, in this
-    order. Which tensors are None, and the type of each, must be the same in every call. A tensor
-    may be a description of one for the copy engine (`tiled_read.describe`).
+    The kernel's arguments are descriptions of tensors for the copy engine (`tiled_read.describe`),
+    if any, then the tensors, the floats, the numbers and the constants, in this order. Which
+    tensors are None, and the type of each, must be the same in every call.
 
     Args:
         kernel: compiled by Triton where it is first called.
@@ -53,24 +54,29 @@ class Launch:
         self.may_be_short = True
         self.compiled: Any = None
 
-    def __call__(self, tensors: tuple[Any, ...], floats: tuple[float, ...] = ()) -> None:
+    def __call__(
+        self,
+        tensors: tuple[Tensor | None, ...],
+        floats: tuple[float, ...] = (),
+        described: tuple[Any, ...] = (),
+    ) -> None:
         """Launch on the device's current stream."""
         if self.again is not None and not _is_watched():
-            pointers = [_address(each) for each in tensors]
+            pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
             together = 0
             for pointer in pointers:
-                if type(pointer) is int:
-                    together |= pointer
+                together |= pointer or 0
             if together & 15 == 0:  # else another program is due, and the ordinary launch has it
                 try:
-                    self.again(*pointers, *floats, *self.fixed)
+                    self.again(*described, *pointers, *floats, *self.fixed)
                 except TypeError:  # arguments that this version of Triton does not take
                     self.again, self.may_be_short = None, False
                 else:
                     return
-        compiled = self.kernel[self.grid](*tensors, *floats, *self.fixed, **self.options)
-        addresses = [_address(each) for each in tensors]
-        aligned = all(each % 16 == 0 for each in addresses if type(each) is int)
+        compiled = self.kernel[self.grid](
+            *described, *tensors, *floats, *self.fixed, **self.options
+        )
+        aligned = all(tensor is None or tensor.data_ptr() % 16 == 0 for tensor in tensors)
         if aligned and self.may_be_short:
             self.again = self._shortcut(compiled)
 
@@ -88,11 +94,6 @@ class Launch:
             run(x, y, z, stream_of(index), function, metadata, None, None, None, *arguments)
 
         return launch
-
-
-def _address(tensor: Any) -> Any:
-    """Of a tensor; what is none stays as it is."""
-    return tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor
 
 
 def _is_watched() -> bool:

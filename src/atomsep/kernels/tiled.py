@@ -12,6 +12,7 @@ else is for the general kernels.
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +48,11 @@ WARPS = 4
 """Of a program in the backward pass; in the forward pass of the first look, and of the second."""
 
 TALLIES = 8
-"""Numbers that a tile leaves beside its sums over features: P, G, sum q and sum q² of the first
-look, sum g |p - mu| and sum g / |p - mu| of the second. Two are not used."""
+"""Numbers that a tile of the forward pass leaves beside its sums over features: P, G, sum q and
+sum q² of the first look, sum g |p - mu| and sum g / |p - mu| of the second. Two are not used."""
+
+ALLOWED = os.environ.get("ATOMSEP_TILES") != "0"
+"""Set the variable to 0 where a launch that needs the whole GPU at once is not wanted."""
 
 
 def tiled(
@@ -73,7 +77,7 @@ def tiled(
     if not contiguous or along_tokens != 1 or features not in FEATURES or tokens % 8:
         return False
     large = 2 * samples * features * tokens >= SMALLEST
-    return large and _version() in VERSIONS and _multiprocessors(device) > 0
+    return large and ALLOWED and _version() in VERSIONS and _multiprocessors(device) > 0
 
 
 def held(
@@ -94,9 +98,19 @@ def _version() -> tuple[int, ...]:
 
 @lru_cache
 def _multiprocessors(device: torch.device) -> int:
-    """None where the GPU is not of the kind that this was measured on."""
+    """0 where the GPU is not of the kind that this was measured on."""
     properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count if properties.major == 9 else 0
+    hopper = properties.major == 9 and torch.version.hip is None  # some of AMD's are 9.4
+    return properties.multi_processor_count if hopper else 0
+
+
+def nucleus_share(tiles: int) -> tuple[int, int]:
+    """A power of two of tiles, and the features of which a program adds up what they left.
+
+    16 numbers a thread of a warp. All programs of a sample together have the whole nucleus.
+    """
+    most = power_of_two(tiles)
+    return most, 16 * 32 // most
 
 
 class Tiles:
@@ -133,7 +147,7 @@ class TiledForward:
         samples, tokens, features, *_ = view
         self.cut = Tiles(view)
         tiles, (_, block) = self.cut.tiles, self.cut.block
-        most = power_of_two(tiles)
+        most, share = nucleus_share(tiles)
         self.unwritten = tiled_forward.UNWRITTEN
         self.words = samples * (tiles * (features + TALLIES) + features)
         same = {"FEATURE": feature, "FEATURES": features}
@@ -141,7 +155,7 @@ class TiledForward:
             *(tiled_forward.tiled_forward_kernel, device, (_multiprocessors(device),)),
             *((tokens // 8, tiles, samples * tiles), WARPS),
             {**same, "TOKENS": block, "SLOTS": SLOTS[features], "WARPS": WARPS,
-             "TALLIES": TALLIES, "TILES": most, "SLICE": 512 // most},
+             "TALLIES": TALLIES, "TILES": most, "SLICE": share},
             launch_cooperative_grid=True,
         )  # fmt: skip
         finish = tiled_forward.finish_kernel
@@ -159,8 +173,8 @@ class TiledForward:
         """Writes the copy, the charges, the table and s."""
         words = torch.full((self.words,), self.unwritten, dtype=torch.int32, device=source.device)
         numbers = words.view(torch.float32)
-        latent, target = self.cut.see(source), None if copy is None else self.cut.see(copy)
-        self.looks((latent, target, charge, count, numbers))
+        target = None if copy is None else self.cut.see(copy)
+        self.looks((charge, count, numbers), described=(self.cut.see(source), target))
         self.finish((numbers, count, table, mean_direction))
 
 
@@ -183,5 +197,5 @@ class TiledBackward:
         assert source is not None
         assert arriving is not None
         assert written is not None
-        seen = [self.cut.see(each) for each in (source, arriving, written)]
-        self.launch((seen[0], *known, seen[1], grad_table, scale, seen[2]))
+        described = self.cut.see(source), self.cut.see(arriving), self.cut.see(written)
+        self.launch((*known, grad_table, scale), described=described)

@@ -1,8 +1,8 @@
 """The backward pass of `tiled.py`, in Gluon: what it reads it reads once.
 
 A program takes a tile of the latent and of the arriving gradient into shared memory, adds to the
-latter what `backward.py` says, and the copy engine takes it from there. Three programs share a
-multiprocessor: one computes while others load. Bound by device memory.
+latter what `backward.py` says, and the copy engine takes it from there. Programs share a
+multiprocessor, mostly three: one computes while others load. Bound by device memory.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -13,23 +13,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from atomsep.kernels.read import charge_of, read_vector, spread_and_pull
 from atomsep.kernels.tiled_read import (
     all_arrive,
-    charges_of,
     empty_slot,
     fill_slot,
-    inverse_of,
     over_features,
     positions,
     scores_of,
 )
-
-
-@gluon.jit
-def read_vector(at, column, FEATURE: gl.constexpr):
-    """A sample's vector of h' numbers by feature, 0 for the score."""
-    place = column - (column > FEATURE).to(gl.int32)
-    return gl.load(at + place, mask=column != FEATURE, other=0.0)
 
 
 @gluon.jit
@@ -40,7 +32,7 @@ def read_by_feature(at, column, FEATURE: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["tiles"])
 def tiled_backward_kernel(
-    latent, stretches, shifts, count, table, mean_direction, arriving, grad_table, scale, written,
+    latent, arriving, written, stretches, shifts, count, table, mean_direction, grad_table, scale,
     tiles,
     FEATURE: gl.constexpr, FEATURES: gl.constexpr, TOKENS: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
@@ -51,8 +43,7 @@ def tiled_backward_kernel(
     LINES: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     source_tile = gl.allocate_shared_memory(latent.dtype, [FEATURES, TOKENS], latent.layout)
     grad_tile = gl.allocate_shared_memory(latent.dtype, [FEATURES, TOKENS], latent.layout)
-    squares = gl.allocate_shared_memory(gl.float32, [WARPS, TOKENS], LINES)
-    alongs = gl.allocate_shared_memory(gl.float32, [WARPS, TOKENS], LINES)
+    sums = gl.allocate_shared_memory(gl.float32, [WARPS, TOKENS], LINES)
     masses = gl.allocate_shared_memory(gl.float32, [TOKENS], LINE)
     pulls = gl.allocate_shared_memory(gl.float32, [TOKENS], LINE)
     grad_scores = gl.allocate_shared_memory(gl.float32, [TOKENS], LINE)
@@ -80,9 +71,11 @@ def tiled_backward_kernel(
     g_square = gl.load(grad_table + at + 3) * factor
     g_radius = gl.load(grad_table + at + 4) * factor
     column = gl.arange(0, FEATURES, layout=gl.SliceLayout(1, POSITIONS))
-    mu = read_vector(table + at + 5, column, FEATURE)
-    s = read_vector(mean_direction + sample.to(gl.int64) * (FEATURES - 1), column, FEATURE)
-    v = read_vector(grad_table + at + 5, column, FEATURE) * factor - g_radius * s
+    mu = read_vector(table + at + 5, column, FEATURES, FEATURE)
+    s = read_vector(
+        mean_direction + sample.to(gl.int64) * (FEATURES - 1), column, FEATURES, FEATURE
+    )
+    v = read_vector(grad_table + at + 5, column, FEATURES, FEATURE) * factor - g_radius * s
     of_nucleus = gl.sum(mu * v, axis=0)
     stretch = gl.where(column == FEATURE, 0.0, 1.0)
     if stretches is not None:  # a batch norm made the latent of what is read here
@@ -93,17 +86,17 @@ def tiled_backward_kernel(
     score = scores_of(source_tile, FEATURE, WARPS)
     if stretches is not None:
         score = score * gl.load(stretches + FEATURE) + gl.load(shifts + FEATURE)
-    q, slope = charges_of(score)
+    q, slope = charge_of(score)
     offset = source_tile.load(POSITIONS).to(gl.float32) * stretch[:, None] - mu[:, None]
-    square = over_features(offset * offset, squares, WARPS)
-    along = over_features(offset * v[:, None], alongs, WARPS) + of_nucleus
-    inverse = inverse_of(square)
+    square = over_features(offset * offset, sums, WARPS)
+    along = over_features(offset * v[:, None], sums, WARPS) + of_nucleus
     lightness = gl.maximum(-q, 0.0)
-    of_electron = share * (along - g_radius * (square * inverse)) - g_electrons
+    spread, pull = spread_and_pull(lightness, square, 2)
+    of_electron = share * (along - g_radius * spread) - g_electrons
     grad_charge = g_sum + 2 * q * g_square
     grad_charge += gl.where(q > 0, g_protons, 0.0) + gl.where(q < 0, of_electron, 0.0)
     masses.store((1 - lightness) * share)
-    pulls.store(lightness * inverse * (g_radius * share))
+    pulls.store(pull * (g_radius * share))
     grad_scores.store(grad_charge * slope)
 
     mass, pull = masses.load(OF_TOKENS)[None, :], pulls.load(OF_TOKENS)[None, :]

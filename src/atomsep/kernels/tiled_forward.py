@@ -42,13 +42,11 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from atomsep.kernels.looks import column_sums
-from atomsep.kernels.read import position_of
+from atomsep.kernels.read import charge_of, position_of, spread_and_pull
 from atomsep.kernels.tiled_read import (
     all_arrive,
-    charges_of,
     empty_slot,
     fill_slot,
-    inverse_of,
     over_features,
     positions,
     scores_of,
@@ -172,7 +170,7 @@ def look_first(
     for k in range(rounds):
         slot = held.index(k % SLOTS)
         mbarrier.wait(full.index(k % SLOTS), (k // SLOTS) & 1)
-        q, _ = charges_of(scores_of(slot, FEATURE, WARPS))
+        q, _ = charge_of(scores_of(slot, FEATURE, WARPS))
         g = gl.maximum(-q, 0.0)
         masses.store(1 - g)
         row = numbers + (sample.to(gl.int64) * tiles + tile) * (FEATURES + TALLIES)
@@ -201,13 +199,13 @@ def add_nucleus(
     """A few features of the nucleus of every sample that this program has a tile of."""
     PARTS: gl.constexpr = gl.BlockedLayout([1, 1], [32 // SLICE, SLICE], [1, 1], [1, 0])
     row = gl.arange(0, TILES, layout=gl.SliceLayout(1, PARTS))[:, None]
-    slice = gl.arange(0, SLICE, layout=gl.SliceLayout(0, PARTS))
+    part = gl.arange(0, SLICE, layout=gl.SliceLayout(0, PARTS))
     pitch = FEATURES + TALLIES
     nuclei = numbers + total.to(gl.int64) * pitch
     sample, tile, along_samples, along_tiles, rounds = place_of(gl.program_id(0), tiles, total)
     for _ in range(rounds):
         if tile * SLICE < FEATURES:
-            column = tile * SLICE + slice
+            column = tile * SLICE + part
             per_token = 1 / gl.load(count + sample)
             rows = numbers + sample.to(gl.int64) * tiles * pitch
             at = rows + gl.where(row < tiles, row * pitch, 0) + column[None, :]
@@ -263,15 +261,16 @@ def look_again(
         offset = slot.load(POSITIONS).to(gl.float32) - mu[:, None]
         offset = gl.where((column != FEATURE)[:, None], offset, 0.0)
         square = over_features(offset * offset, squares, WARPS)
-        q, _ = charges_of(scores_of(slot, FEATURE, WARPS))
-        pull = gl.maximum(-q, 0.0) * inverse_of(square)
+        q, _ = charge_of(scores_of(slot, FEATURE, WARPS))
+        g = gl.maximum(-q, 0.0)
+        spread, pull = spread_and_pull(g, square, 2)
         pulls.store(pull)
         sums = weighted_sums(slot, pulls, WARPS)
         all_arrive()
         mbarrier.arrive(free.index(k % SLOTS), count=1)
         at, once = places_of(row, sums)
         gl.store(at, sums, mask=once)
-        gl.store(row + FEATURES + 4, gl.sum(pull * square, axis=0))
+        gl.store(row + FEATURES + 4, gl.sum(g * spread, axis=0))
         gl.store(row + FEATURES + 5, gl.sum(pull, axis=0))
         sample, tile = step(sample, tile, along_samples, along_tiles, tiles)
 

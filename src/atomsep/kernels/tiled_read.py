@@ -45,7 +45,7 @@ def of_a_warp(tokens):
 @gluon.constexpr_function
 def positions(tokens, warps):
     """Who holds which numbers of a tile."""
-    features = 32 // min(8, tokens // 8)
+    features = of_a_warp(tokens)
     return gl.BlockedLayout([1, 8], [features, 32 // features], [warps, 1], [1, 0])
 
 
@@ -65,16 +65,6 @@ def scores_of(tile, FEATURE: gl.constexpr, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def charges_of(score):
-    """Charges and their slopes, as `read.charge_of`."""
-    size = gl.abs(score)
-    decay = gl.exp(-size)
-    part = 1 / (1 + decay)
-    magnitude = gl.where(size < 1e-3, 0.5 * size, (1 - decay) * part)
-    return gl.where(score < 0, -magnitude, magnitude), 2 * decay * part * part
-
-
-@gluon.jit
 def over_features(numbers, scratch, WARPS: gl.constexpr):
     """Sums over the features of a tile, in every warp: of a warp's, then of all through scratch."""
     FEATURES: gl.constexpr = numbers.shape[0]
@@ -85,9 +75,3 @@ def over_features(numbers, scratch, WARPS: gl.constexpr):
     LINES: gl.constexpr = gl.BlockedLayout([WARPS, TOKENS // 32], [1, 32], [1, WARPS], [1, 0])
     sums = gl.sum(scratch.load(LINES), axis=0)
     return gl.convert_layout(sums, gl.SliceLayout(0, lines(TOKENS, WARPS)))
-
-
-@gluon.jit
-def inverse_of(square):
-    """1 / |p - mu| from its square; 0 at the nucleus itself."""
-    return gl.where(square > 0, gl.rsqrt(square), 0.0)
