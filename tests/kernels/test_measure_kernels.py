@@ -229,7 +229,7 @@ def test_layers_of_networks(memory: str, dtype: torch.dtype, device: torch.devic
 @on_gpu
 @pytest.mark.parametrize("axes", ["channels_last", "channels_first"])
 def test_more_numbers_than_32_bits_count(axes: str, device: torch.device) -> None:
-    """The last of many samples comes out as it does alone."""
+    """The last of many samples comes out as it does alone, by other kernels where it is one."""
     if torch.cuda.get_device_properties(device).total_memory < 3 << 33:
         pytest.skip("takes 24 GB of GPU memory")
     shape = (9000, 1024, 256) if axes == "channels_last" else (9000, 256, 1024)
@@ -244,7 +244,7 @@ def test_more_numbers_than_32_bits_count(axes: str, device: torch.device) -> Non
     alone, one = source[-1:].clone(), count[-1:]
     expected = kernels.measure_forward(alone, None, None, one, reading, False)
     for value, other in zip((charge, table, direction), expected[1:], strict=True):
-        assert relative(value[-1:], other.double().cpu()) < 1e-6
+        assert relative(value[-1:], other.double().cpu()) < 1e-5
     expected_grad, _ = kernels.measure_backward(
         *(alone, None, None, one, *expected[2:], reading, alone, arriving[-1:])
     )
