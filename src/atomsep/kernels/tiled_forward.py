@@ -267,6 +267,7 @@ def look_again(
         pulls.store(pull)
         sums = weighted_sums(slot, pulls, WARPS)
         all_arrive()
+        # `look_first` is done with the slot too: the nucleus is made of what it left
         mbarrier.arrive(free.index(k % SLOTS), count=1)
         at, once = places_of(row, sums)
         gl.store(at, sums, mask=once)
