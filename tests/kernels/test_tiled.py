@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -53,6 +56,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     counted(TiledForward)
     counted(TiledBackward)
     monkeypatch.setattr(tiled, "SMALLEST", 0)
+    monkeypatch.setattr(tiled, "ALLOWED", True)
     _clear()
     yield made
     _clear()
@@ -306,6 +310,7 @@ def _for(
 def test_which_latents_are_read_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiled, "_multiprocessors", lambda _: 132)
     monkeypatch.setattr(tiled, "_version", lambda: tiled.VERSIONS[-1])
+    monkeypatch.setattr(tiled, "ALLOWED", True)
     for which in (tiled.held, tiled.tiled):
         assert _for(which)
         assert _for(which, (256, 128, 56, 56))
@@ -373,6 +378,22 @@ def test_a_sample_finishes(device: torch.device) -> None:
     torch.testing.assert_close(table[:, :5].cpu(), tallies.float())
     torch.testing.assert_close(table[:, 5:].cpu(), nuclei[:, kept])
     torch.testing.assert_close(s.cpu(), (expected / count.cpu()[:, None])[:, kept].float())
+
+
+@pytest.mark.parametrize("variable", ["ATOMSEP_TILES=0", "TRITON_INTERPRET=1"])
+def test_tiles_are_switched_off(variable: str) -> None:
+    name, value = variable.split("=")
+    plain = {key: each for key, each in os.environ.items() if key != "TRITON_INTERPRET"}
+    code = "from atomsep.kernels import tiled; print(tiled.ALLOWED)"
+    for environment, said in ((plain, "True"), ({**plain, name: value}, "False")):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == said
 
 
 def test_every_sample_has_programs_for_all_of_its_nucleus() -> None:

@@ -51,8 +51,8 @@ TALLIES = 8
 """Numbers that a tile of the forward pass leaves beside its sums over features: P, G, sum q and
 sum q² of the first look, sum g |p - mu| and sum g / |p - mu| of the second. Two are not used."""
 
-ALLOWED = os.environ.get("ATOMSEP_TILES") != "0"
-"""Set the variable to 0 where a launch that needs the whole GPU at once is not wanted."""
+ALLOWED = os.environ.get("ATOMSEP_TILES") != "0" and os.environ.get("TRITON_INTERPRET") != "1"
+"""Set the first variable to 0 where a launch that needs the whole GPU at once is not wanted."""
 
 
 def tiled(
