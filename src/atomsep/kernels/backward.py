@@ -30,11 +30,13 @@ from atomsep.kernels.blocks import Latent, backward_blocks, ceil_div
 from atomsep.kernels.launch import Launch, on
 from atomsep.kernels.read import (
     READ,
+    charge_gradient,
     charge_of,
     directions,
     every_position,
     fold,
     places,
+    read_gradients,
     read_positions,
     read_scores,
     read_vector,
@@ -194,11 +196,7 @@ def backward_kernel(
     factor = 1.0
     if scale is not None:
         factor = tl.load(scale)
-    g_protons = tl.load(grad_table + at) * factor
-    g_electrons = tl.load(grad_table + at + 1) * factor
-    g_sum = tl.load(grad_table + at + 2) * factor
-    g_square = tl.load(grad_table + at + 3) * factor
-    g_radius = tl.load(grad_table + at + 4) * factor
+    g_protons, g_electrons, g_sum, g_square, g_radius = read_gradients(grad_table, at, factor)
     nucleus = table + at + 5
     grad_nucleus = grad_table + at + 5
     mean_direction += sample * width
@@ -272,9 +270,9 @@ def backward_kernel(
             along = tl.sum(alongs, axis=1) + tl.sum(of_nuclei, axis=0)
         lightness = tl.maximum(-q, 0.0)
         spread, pull = spread_and_pull(lightness, length, NORM)
-        of_electron = share * (along - g_radius * spread) - g_electrons
-        grad_charge = g_sum + 2 * q * g_square
-        grad_charge += tl.where(q > 0, g_protons, 0.0) + tl.where(q < 0, of_electron, 0.0)
+        grad_charge = charge_gradient(
+            q, along, spread, share, g_protons, g_electrons, g_sum, g_square, g_radius
+        )
         grad_score = tl.where(real, grad_charge * slope, 0.0)
         if scores is not None:
             kept = grad_score.to(grad_scores.dtype.element_ty)

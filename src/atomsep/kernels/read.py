@@ -105,6 +105,26 @@ def read_vector(at, column, features, feature):
 
 
 @triton.jit
+def read_gradients(grad_table, at, factor):
+    """A sample's gradients of P, G, sum q, sum q² and r."""
+    return (
+        tl.load(grad_table + at) * factor,
+        tl.load(grad_table + at + 1) * factor,
+        tl.load(grad_table + at + 2) * factor,
+        tl.load(grad_table + at + 3) * factor,
+        tl.load(grad_table + at + 4) * factor,
+    )
+
+
+@triton.jit
+def charge_gradient(q, along, spread, share, g_protons, g_electrons, g_sum, g_square, g_radius):
+    """Gradients of charges, from those of the statistics, p·v and |p - mu|."""
+    of_electron = share * (along - g_radius * spread) - g_electrons
+    of_all = g_sum + 2 * q * g_square
+    return of_all + (tl.where(q > 0, g_protons, 0.0) + tl.where(q < 0, of_electron, 0.0))
+
+
+@triton.jit
 def position_of(column, feature):
     """Where a feature stands in the nucleus, which has no column for the score."""
     return column - (column > feature).to(tl.int32)

@@ -121,15 +121,16 @@ class Tiles:
     """
 
     def __init__(self, view: View) -> None:
+        from atomsep.kernels.tiled_read import describe  # Gluon, where it is used
+
+        self.describe = describe
         samples, tokens, features, *_ = view
         self.shape, self.block = (samples * features, tokens), (features, TILE // features)
         self.tiles = ceil_div(tokens, TILE // features)
 
     def see(self, tensor: Tensor) -> Any:
         """What the copy engine is told of a tensor of this kind."""
-        from atomsep.kernels.tiled_read import describe  # Gluon, where it is used
-
-        return describe(tensor, self.shape, self.block)
+        return self.describe(tensor, self.shape, self.block)
 
 
 class TiledForward:

@@ -13,7 +13,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from atomsep.kernels.read import charge_of, read_vector, spread_and_pull
+from atomsep.kernels.read import (
+    charge_gradient,
+    charge_of,
+    read_gradients,
+    read_vector,
+    spread_and_pull,
+)
 from atomsep.kernels.tiled_read import (
     all_arrive,
     empty_slot,
@@ -65,11 +71,7 @@ def tiled_backward_kernel(
     factor = 1.0
     if scale is not None:
         factor = gl.load(scale)
-    g_protons = gl.load(grad_table + at) * factor
-    g_electrons = gl.load(grad_table + at + 1) * factor
-    g_sum = gl.load(grad_table + at + 2) * factor
-    g_square = gl.load(grad_table + at + 3) * factor
-    g_radius = gl.load(grad_table + at + 4) * factor
+    g_protons, g_electrons, g_sum, g_square, g_radius = read_gradients(grad_table, at, factor)
     column = gl.arange(0, FEATURES, layout=gl.SliceLayout(1, POSITIONS))
     mu = read_vector(table + at + 5, column, FEATURES, FEATURE)
     s = read_vector(
@@ -92,9 +94,9 @@ def tiled_backward_kernel(
     along = over_features(offset * v[:, None], sums, WARPS) + of_nucleus
     lightness = gl.maximum(-q, 0.0)
     spread, pull = spread_and_pull(lightness, square, 2)
-    of_electron = share * (along - g_radius * spread) - g_electrons
-    grad_charge = g_sum + 2 * q * g_square
-    grad_charge += gl.where(q > 0, g_protons, 0.0) + gl.where(q < 0, of_electron, 0.0)
+    grad_charge = charge_gradient(
+        q, along, spread, share, g_protons, g_electrons, g_sum, g_square, g_radius
+    )
     masses.store((1 - lightness) * share)
     pulls.store(pull * (g_radius * share))
     grad_scores.store(grad_charge * slope)

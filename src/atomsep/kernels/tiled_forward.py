@@ -95,9 +95,9 @@ def publish(at, number, when):
 
 
 @gluon.jit
-def place_of(program, tiles, total):
+def place_of(tiles, total):
     """Sample and tile where a program begins, at the batch's end, and how far its steps go."""
-    programs = gl.num_programs(0)
+    program, programs = gl.program_id(0), gl.num_programs(0)
     place = total - 1 - program
     rounds = (total - program + programs - 1) // programs
     return place // tiles, place % tiles, programs // tiles, programs % tiles, rounds
@@ -150,7 +150,7 @@ def load_tiles(
     SLOTS: gl.constexpr, TOKENS: gl.constexpr, FEATURES: gl.constexpr,
 ):  # fmt: skip
     """Tiles into slots."""
-    sample, tile, along_samples, along_tiles, rounds = place_of(gl.program_id(0), tiles, total)
+    sample, tile, along_samples, along_tiles, rounds = place_of(tiles, total)
     for k in range(rounds):
         slot = k % SLOTS
         mbarrier.wait(free.index(slot), ((k // SLOTS) & 1) ^ 1, pred=k >= SLOTS)
@@ -166,7 +166,7 @@ def look_first(
     FEATURES: gl.constexpr, WARPS: gl.constexpr, TALLIES: gl.constexpr,
 ):  # fmt: skip
     """The first look: what a sample's programs need of each other, and charges."""
-    sample, tile, along_samples, along_tiles, rounds = place_of(gl.program_id(0), tiles, total)
+    sample, tile, along_samples, along_tiles, rounds = place_of(tiles, total)
     for k in range(rounds):
         slot = held.index(k % SLOTS)
         mbarrier.wait(full.index(k % SLOTS), (k // SLOTS) & 1)
@@ -202,7 +202,7 @@ def add_nucleus(
     part = gl.arange(0, SLICE, layout=gl.SliceLayout(0, PARTS))
     pitch = FEATURES + TALLIES
     nuclei = numbers + total.to(gl.int64) * pitch
-    sample, tile, along_samples, along_tiles, rounds = place_of(gl.program_id(0), tiles, total)
+    sample, tile, along_samples, along_tiles, rounds = place_of(tiles, total)
     for _ in range(rounds):
         if tile * SLICE < FEATURES:
             column = tile * SLICE + part
@@ -223,7 +223,7 @@ def fetch_nucleus(
     """Nuclei into shared memory, one after the other; and tiles into the copy."""
     column = gl.arange(0, FEATURES, layout=gl.BlockedLayout([1], [32], [1], [0]))
     nuclei = numbers + total.to(gl.int64) * (FEATURES + TALLIES)
-    sample, tile, along_samples, along_tiles, rounds = place_of(gl.program_id(0), tiles, total)
+    sample, tile, along_samples, along_tiles, rounds = place_of(tiles, total)
     for k in range(rounds):
         # not before its tile is here, lest it asks for long
         mbarrier.wait(full.index(k % SLOTS), (k // SLOTS) & 1)
@@ -249,7 +249,7 @@ def look_again(
     """The second look: what is left of a tile."""
     POSITIONS: gl.constexpr = positions(TOKENS, WARPS)
     column = gl.arange(0, FEATURES, layout=gl.SliceLayout(1, POSITIONS))
-    sample, tile, along_samples, along_tiles, rounds = place_of(gl.program_id(0), tiles, total)
+    sample, tile, along_samples, along_tiles, rounds = place_of(tiles, total)
     for k in range(rounds):
         slot = held.index(k % SLOTS)
         row = numbers + (sample.to(gl.int64) * tiles + tile) * (FEATURES + TALLIES)
