@@ -25,6 +25,7 @@ def _runs() -> bool:
     return torch.cuda.get_device_capability()[0] == 9
 
 
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 on_gpu = pytest.mark.skipif(not _runs(), reason="needs a Hopper GPU and Triton 3.6")
 IMAGES = Layout("channels_first")
 
