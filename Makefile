@@ -12,7 +12,7 @@ help:  ## What can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: $(VENV)/ready  ## Train the paper's Gaussian mixtures, ten paired seeds; figures in demo/
-	$(RUN)/python -m atomsep.demo --out demo
+	$(RUN)/python -m atomsep.cli.demo --out demo
 
 test: $(VENV)/ready lint  ## Format, lint, types, tests, doctests
 	$(RUN)/python -m pytest

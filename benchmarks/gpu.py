@@ -25,10 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atomsep import AtomLoss, kernels, use_kernels
-from atomsep.layout import Axes, Layout
-from atomsep.pairs import Terms, total_loss
-from atomsep.statistics import Reading, Statistics
+from atomsep import AtomLoss, use_kernels
+from atomsep.core import kernels
+from atomsep.core.layout import Axes, Layout
+from atomsep.core.plain.pairs import Terms, total_loss
+from atomsep.core.statistics import Reading, Statistics
 from benchmarks import alternatives, record, steps
 
 LATENTS: dict[str, tuple[tuple[int, ...], torch.dtype, Axes, bool]] = {

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import atomsep
-from atomsep import kernels
+from atomsep.core import kernels
 from benchmarks import record
 
 
@@ -75,7 +75,7 @@ def train(model: nn.Module, loss: Callable[[], Tensor | int]) -> None:
 
 def main() -> None:
     """Measure both models."""
-    from atomsep.kernels.launch import Launch
+    from atomsep.core.kernels.launch import Launch
 
     launched: list[object] = []
 

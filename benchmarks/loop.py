@@ -18,11 +18,11 @@ from torch import nn
 from atomsep.experiments.classification import Classification
 from atomsep.experiments.loading import TensorFeed
 from atomsep.experiments.machine import Machine, make_fabric
+from atomsep.experiments.progress import Silent, interruptible
 from atomsep.experiments.runs import Run, RunKey
 from atomsep.experiments.settings import Settings
 from atomsep.experiments.task import Context
 from atomsep.experiments.training import Loop
-from atomsep.experiments.watching import Silent, interruptible
 from benchmarks import record
 
 CLASSES = 10

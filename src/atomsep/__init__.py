@@ -1,10 +1,16 @@
 """Atom modeling for PyTorch: separate latents, read token importance."""
 
-from atomsep import functional
-from atomsep.attachment import Attachment, attach, attachments
-from atomsep.kernels.switch import use_kernels
-from atomsep.loss import AtomLoss
-from atomsep.watch import AtomWarning
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atomsep import functional
+    from atomsep.core.backend import use_kernels
+    from atomsep.core.loss import AtomLoss
+    from atomsep.hooks.attachment import Attachment, attach, attachments
+    from atomsep.hooks.watch import AtomWarning
 
 __all__ = [
     "AtomLoss",
@@ -16,3 +22,27 @@ __all__ = [
     "use_kernels",
 ]
 __version__ = "0.1.0"
+
+_HOMES = {
+    "AtomLoss": "core.loss",
+    "AtomWarning": "hooks.watch",
+    "Attachment": "hooks.attachment",
+    "attach": "hooks.attachment",
+    "attachments": "hooks.attachment",
+    "use_kernels": "core.backend",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: the command line starts without torch."""
+    if name == "functional":
+        return import_module("atomsep.functional")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'atomsep' has no attribute {name!r}")
+    value = getattr(import_module(f"atomsep.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.machine import Machine, make_fabric
+from atomsep.experiments.progress import Silent
 from atomsep.experiments.registry import find_experiment, run_key
 from atomsep.experiments.runs import Run, RunKey
 from atomsep.experiments.task import Context, Task
 from atomsep.experiments.training import StoppedError, train
-from atomsep.experiments.watching import Silent
 
 SYNTHETIC = find_experiment("synthetic")
 SAMPLED = ("method.pairs=sampled", "method.tokens=3")

@@ -14,7 +14,7 @@ from atomsep.experiments.registry import EXPERIMENTS, run_key
 from atomsep.experiments.sweeps.comparison import compare
 from atomsep.report import paper
 from atomsep.report.groups import group_results
-from atomsep.report.table import Cell, Section, Table, escape
+from atomsep.report.markup import Cell, Section, Table, escape
 from atomsep.report.tables import build_tables
 
 Result = dict[str, Any]

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 import atomsep
+from atomsep.core.layout import Layout
 from atomsep.experiments.errors import ExperimentError
-from atomsep.layout import Layout, feature_widths, infer_axes, resolve_layout
-from atomsep.masks import MaskSlot, MaskTap, find_mask_hosts
+from atomsep.hooks.axes import feature_widths, infer_axes, resolve_layout
+from atomsep.hooks.masks import MaskSlot, MaskTap, find_mask_hosts
+from atomsep.hooks.targets import find_layers, pick_tensor, put_tensor
 from atomsep.methods import Method, make_method
 from atomsep.methods.atom import Atom
-from atomsep.targets import find_layers, pick_tensor, put_tensor
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric

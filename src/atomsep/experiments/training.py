@@ -21,10 +21,10 @@ from torch import Tensor
 
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.machine import Machine, make_fabric
+from atomsep.experiments.progress import Meter, Silent, Watcher, interruptible
 from atomsep.experiments.randomness import seed_step
 from atomsep.experiments.runs import Run, RunKey, surroundings, write_whole
 from atomsep.experiments.task import Context, Experiment, Task
-from atomsep.experiments.watching import Meter, Silent, Watcher, interruptible
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric

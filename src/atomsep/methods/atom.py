@@ -7,8 +7,8 @@ from typing import Literal
 from torch import Tensor
 
 from atomsep.checks import Norm, PositionMap, Scale, ScoreMap
+from atomsep.core.loss import AtomLoss
 from atomsep.functional import DEFAULT_SOFTENING
-from atomsep.loss import AtomLoss
 from atomsep.methods.base import Method
 
 

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import atomsep
+from atomsep.core.statistics import Statistics
 from atomsep.experiments.randomness import generator, seeded
 from atomsep.experiments.runs import Run, RunKey
 from atomsep.experiments.synthetic.experiment import ACTIVATIONS
@@ -24,7 +25,6 @@ from atomsep.experiments.synthetic.mixtures import (
     draw,
 )
 from atomsep.functional import equilibrium_distance, pair_energy
-from atomsep.statistics import Statistics
 
 INK, FAINT = "#1f2743", "#d5d8e2"
 CLASSES = {"A": "#c8402f", "B": "#2f4fa8"}

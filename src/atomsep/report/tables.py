@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from atomsep.experiments.sweeps.comparison import deviation
 from atomsep.report import paper
 from atomsep.report.groups import Group, Results, Row, average, group_results
+from atomsep.report.markup import Cell, Section, Table, Value
 from atomsep.report.numbers import NONE, interval_text, p_text, signed, spread_text
-from atomsep.report.table import Cell, Section, Table, Value
 
 SIGNIFICANT = 0.05
 MAY_BE_EMPTY = ("paper", "paper's difference", "paper's best", "paper's average", "other metrics")

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from atomsep import AtomLoss
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.gan.adversarial import Gan
 from atomsep.experiments.gan.dcgan import Discriminator, Generator
 from atomsep.experiments.gan.pictures import as_bytes, normalise
-from atomsep.experiments.gan.training import Gan
 from atomsep.experiments.machine import Machine, make_fabric
 from atomsep.experiments.randomness import generator, seed_step
 from atomsep.experiments.registry import find_experiment, run_key

@@ -21,7 +21,7 @@ from atomsep.experiments.task import Context, Experiment
 from atomsep.experiments.text import data as text_data
 from atomsep.experiments.text.data import COLA_FILES, POEM_FILES, fetch_cola, read_cola, read_poem
 from atomsep.experiments.text.experiments import COLA, OWN_TEXT, POEM
-from atomsep.experiments.text.tables import read_own_text
+from atomsep.experiments.text.own import read_own_text
 from atomsep.experiments.training import train
 
 QUICK = ("model=tiny", "epochs=1", "learning_rate=0.005")

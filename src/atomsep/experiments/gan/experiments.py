@@ -17,11 +17,11 @@ import torch
 
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan import pictures
+from atomsep.experiments.gan.adversarial import Gan, GanSettings, OwnGanSettings
 from atomsep.experiments.gan.dcgan import Discriminator, Generator
 from atomsep.experiments.gan.features import find_features
 from atomsep.experiments.gan.fidelity import Fidelity
 from atomsep.experiments.gan.pictures import Pictures
-from atomsep.experiments.gan.training import Gan, GanSettings, OwnGanSettings
 from atomsep.experiments.randomness import generator as stream
 from atomsep.experiments.task import Context, Experiment, Task
 from atomsep.methods import ATOM_MODELING

@@ -30,11 +30,11 @@ import torch
 
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.machine import Machine
+from atomsep.experiments.progress import Silent
 from atomsep.experiments.registry import find_experiment
 from atomsep.experiments.runs import RunKey
 from atomsep.experiments.settings import override
 from atomsep.experiments.training import StoppedError, train
-from atomsep.experiments.watching import Silent
 
 Answer = Callable[[Mapping[str, Any]], None]
 

@@ -24,7 +24,7 @@ from atomsep.experiments.settings import Settings, setting
 from atomsep.experiments.task import Context, Experiment, Task
 from atomsep.experiments.text.data import TextSets, read_cola, read_poem
 from atomsep.experiments.text.models import TINY, Pad, Tokens, load_encoder
-from atomsep.experiments.text.tables import read_own_text
+from atomsep.experiments.text.own import read_own_text
 from atomsep.experiments.text.tiny import agreement, read_tiny, verses
 from atomsep.methods import ATOM_MODELING, METHODS
 

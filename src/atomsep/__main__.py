@@ -1,0 +1,5 @@
+"""`python -m atomsep` is the command line."""
+
+from atomsep.cli.commands import main
+
+main()

@@ -1,0 +1,155 @@
+"""The demo: the paper's Gaussian mixtures with all methods, over paired seeds.
+
+`python -m atomsep.cli.demo` sweeps the experiment "synthetic" in two processes, as `atomsep sweep
+synthetic --seeds 10 --jobs 2` does, prints the paired comparison beside the best possible accuracy,
+and writes the table, the accuracies and four figures. Stopped, it goes on when called again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from atomsep.cli.display import SweepDisplay, counted, say
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.machine import Machine
+from atomsep.experiments.registry import run_key
+from atomsep.experiments.runs import RunKey, write_whole
+from atomsep.experiments.sweeps.comparison import deviation
+from atomsep.experiments.sweeps.sweep import SweepReport, run_sweep
+from atomsep.experiments.synthetic.experiment import SYNTHETIC
+from atomsep.experiments.synthetic.mixtures import bayes_rate
+from atomsep.report.figures import LABELS, write_figures
+from atomsep.report.groups import Group, average, group_results
+from atomsep.report.numbers import NONE, interval_text, p_text, signed, spread_text
+from atomsep.report.tables import build_tables
+
+FAILED, STOPPED = 1, 130
+
+
+def accuracy_table(group: Group, bayes: float) -> Table:
+    """Every method against cross-entropy, and the best that is possible."""
+    title = f"{group.title}, {counted(len(group.rows[0].values), 'seed')}"
+    table = Table("method", title=title)
+    for column in ("accuracy, %", "paired difference", "p (t)"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for place, row in enumerate(group.rows):
+        values, found = row.values.values(), group.comparisons.get(place)
+        cells = [spread_text(average(values), deviation(values))]
+        if found is not None:
+            interval = interval_text(found.low, found.high)
+            beside = "" if interval == NONE else f" ({interval})"
+            cells += [signed(found.difference) + beside, p_text(found.t_holm)]
+        style = "bold" if place == group.best and len(group.rows) > 1 else None
+        table.add_row(
+            LABELS[row.method].replace("-\n", "-").replace("\n", " "), *cells, style=style
+        )
+    table.add_section()
+    table.add_row("best possible (Bayes)", f"{100 * bayes:.2f}", style="dim")
+    return table
+
+
+def write_files(out: Path, report: SweepReport, keys: Sequence[RunKey], bayes: float) -> list[Path]:
+    """The accuracies as CSV, the tables as Markdown, the figures; returns the files."""
+    accuracies: dict[str, dict[int, float]] = {method: {} for method in SYNTHETIC.methods}
+    for result in report.results:
+        accuracies[result["method"]][result["seed"]] = result["metrics"]["accuracy"]
+    accuracies = {method: values for method, values in accuracies.items() if values}
+    rows = io.StringIO()
+    writer = csv.writer(rows, lineterminator="\n")
+    writer.writerow(["seed", *accuracies])
+    for seed in sorted({key.seed for key in keys}):
+        writer.writerow([seed, *(values.get(seed, "") for values in accuracies.values())])
+    write_whole(out / "results.csv", rows.getvalue())
+    tables = "\n".join(table.markdown() for table in build_tables(report.results))
+    write_whole(out / "tables.md", tables)
+    failed = {failure.key.folder(out) for failure in report.failed}
+    finished = [key for key in keys if key.folder(out) not in failed]
+    figures = write_figures(out, out / "runs", finished, accuracies, bayes)
+    return [out / "results.csv", out / "tables.md", *figures]
+
+
+def of_whole_seeds(
+    results: Sequence[dict[str, Any]], keys: Sequence[RunKey]
+) -> list[dict[str, Any]]:
+    """Results of the seeds that all methods have finished, so that rows can be compared."""
+    methods = len({key.method for key in keys})
+    seeds = [result["seed"] for result in results]
+    return [result for result in results if seeds.count(result["seed"]) == methods]
+
+
+def run(out: Path, keys: Sequence[RunKey], jobs: int, console: Console) -> int:
+    """Train, print the table, write the files; returns the exit status."""
+    machine = Machine(device="cpu", tensorboard=False)
+    with SweepDisplay(console, "training") as display:
+        report = run_sweep(keys, out / "runs", machine, jobs, display)
+    bayes = bayes_rate()
+    whole = of_whole_seeds(report.results, keys)
+    if whole:
+        console.print(accuracy_table(group_results(whole)[0], bayes))
+    if report.stopped:
+        say(
+            console,
+            f"Stopped with {len(report.results)} of {len(keys)} runs finished. They are kept in "
+            f"{out / 'runs'}; the same command goes on from there",
+        )
+        return STOPPED
+    for failure in report.failed:
+        who = f"{failure.key.method}, seed {failure.key.seed}"
+        say(console, f"{who} failed: {failure.reason} (all of it in {failure.log})")
+    if not report.results:
+        return FAILED
+    if report.skipped:
+        say(console, f"{counted(report.skipped, 'run')} of {len(keys)} were finished before")
+    names = ", ".join(path.name for path in write_files(out, report, keys, bayes))
+    say(console, f"Written to {out}: {names}")
+    return FAILED if report.failed else 0
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m atomsep.cli.demo",
+        description="Train the paper's Gaussian mixtures with all methods.",
+    )
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for everything")
+    parser.add_argument("--seeds", type=_count, default=10, help="how many paired seeds")
+    parser.add_argument("--jobs", type=_count, default=2, help="runs at a time")
+    parser.add_argument("--tiny", action="store_true", help="few samples and epochs: seconds")
+    return parser.parse_args(arguments)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text!r}")
+    return int(text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    options = parse_arguments(arguments)
+    keys = [
+        run_key(SYNTHETIC, method, seed, tiny=options.tiny)
+        for seed in range(options.seeds)
+        for method in SYNTHETIC.methods
+    ]
+    try:
+        return run(options.out, keys, options.jobs, Console())
+    except (ExperimentError, OSError) as error:
+        say(Console(stderr=True), f"The demo cannot go on: {error}")
+        return FAILED
+    except KeyboardInterrupt:
+        say(Console(), "Stopped.")
+        return STOPPED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+"""AtomLoss: the method as one module."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from atomsep.checks import (
+    Norm,
+    PositionMap,
+    Scale,
+    ScoreMap,
+    check_latent,
+    check_norm,
+    check_scale,
+    check_softening,
+    check_tokens,
+    count_real,
+    count_tokens,
+)
+from atomsep.core.fused import fits, measure_with_loss
+from atomsep.core.layout import Layout
+from atomsep.core.node import Measured, measure
+from atomsep.core.plain.pairs import Terms, total_loss
+from atomsep.core.statistics import Reading, Statistics
+from atomsep.functional import DEFAULT_SOFTENING, apply_maps, widen
+from atomsep.hooks.origin import Origin
+
+_PLAIN = Layout()
+
+
+class AtomLoss(nn.Module):
+    r"""The loss of atom modeling over a latent of tokens.
+
+    $$\mathcal L = \frac{1}{M(M-1)} \sum_{A \ne B} E_{AB}
+      + \lambda_1 \frac1M \sum_A \left(\sum_i q_i\right)^2
+      + \lambda_2 \frac1M \sum_A \left(\sum_i q_i^2 - \tfrac23 N_A\right)^2$$
+
+    over all tokens and all pairs, with every sum over tokens divided by the token count in the
+    default scale. Paper: "Dynamic Latent Separation for Deep Learning", ICML 2024, equation 15.
+
+    Args:
+        norm: 1 or 2, the norm of all distances.
+        scale: "mean" makes the loss independent of the token count; "sum" is the paper's.
+            For equal N, `sum = N² · mean`.
+        neutrality: weight λ1 of the first constraint; 0 leaves it out.
+        occupancy: weight λ2 of the second constraint; 0 leaves it out.
+        softening: length below which nuclei count as touching; see
+            [`pair_energy`][atomsep.functional.pair_energy].
+        charge: the feature that is the raw score, or a callable or module `(M, N, h) -> (M, N)`.
+        position: None for all other features, or a callable or module `(M, N, h) -> (M, N, h')`.
+        pairs: "all", or "sampled" for as many random pairs as there are samples.
+        tokens: None for all, or how many random tokens of each sample to take.
+        seed: of the random generator for sampling, which is the loss's own: drawing from it
+            leaves the global one, and so dropout and data order, untouched.
+
+    Shape:
+        - latent: `(M, N, h)`, float16, bfloat16, float32 or float64
+        - mask: `(M, N)`, boolean, True on real tokens
+        - output: scalar, float32 at least
+
+    Example:
+        >>> latent = torch.tensor([[[1.0, 0.0], [-1.0, 1.0]], [[2.0, 1.0], [-2.0, 0.0]]])
+        >>> loss = AtomLoss()
+        >>> print(f"{loss(latent.requires_grad_()):.4f}")
+        0.4391
+    """
+
+    def __init__(
+        self,
+        norm: Norm = 2,
+        scale: Scale = "mean",
+        neutrality: float = 1.0,
+        occupancy: float = 1.0,
+        softening: float = DEFAULT_SOFTENING,
+        charge: ScoreMap = 0,
+        position: PositionMap = None,
+        pairs: Literal["all", "sampled"] = "all",
+        tokens: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        check_norm(norm)
+        check_scale(scale)
+        check_softening(softening)
+        for name, value in (("neutrality", neutrality), ("occupancy", occupancy)):
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be a weight of at least 0, not {value!r}")
+        if pairs not in ("all", "sampled"):
+            raise ValueError(f'pairs must be "all" or "sampled", not {pairs!r}')
+        if isinstance(tokens, bool) or not (tokens is None or isinstance(tokens, int)):
+            raise TypeError(f"tokens must be None or a whole number, not {tokens!r}")
+        if tokens is not None and tokens < 1:
+            raise ValueError(f"tokens must be None for all of them, or at least 1, not {tokens!r}")
+        if not callable(charge):
+            if isinstance(charge, bool) or not hasattr(charge, "__index__"):
+                raise TypeError(f"charge must be a feature index or a callable, not {charge!r}")
+            charge = operator.index(charge)
+        if not (position is None or callable(position)):
+            raise TypeError(f"position must be None or a callable, not {position!r}")
+        self.terms = Terms(norm, softening, scale, neutrality, occupancy)
+        self.charge = charge
+        self.position = position
+        self.pairs = pairs
+        self.tokens = tokens
+        self.seed = seed
+        self.draws = 0
+
+    @classmethod
+    def paper(cls, norm: Norm = 2, *, tokens: int = 100, seed: int = 0) -> AtomLoss:
+        """The paper's own setting: M sampled pairs, 100 sampled tokens, sums.
+
+        Example:
+            >>> AtomLoss.paper().tokens
+            100
+        """
+        return cls(norm=norm, scale="sum", pairs="sampled", tokens=tokens, seed=seed)
+
+    def forward(self, latent: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The loss of one batch.
+
+        Raises:
+            TypeError: the latent is not floating point, or the mask not boolean.
+            ValueError: a shape does not fit, or a sample has no real token.
+        """
+        check_latent(latent, self.charge, self.position)
+        return self.from_statistics(self.measure(latent, mask, _PLAIN, weight=1.0).statistics)
+
+    def from_statistics(self, statistics: Statistics, weight: float = 1.0) -> Tensor:
+        """The loss from the per-sample statistics that `measure` gave, times a weight."""
+        if statistics.ready is not None and statistics.ready[1] == (self.terms, weight):
+            return statistics.ready[0]
+        pairs = None
+        samples = len(statistics.count)
+        if self.pairs == "sampled":
+            pairs = self._draw_pairs(samples, statistics.count.device)
+        return total_loss(statistics, self.terms, pairs, weight)
+
+    def measure(
+        self,
+        source: Tensor,
+        mask: Tensor | None,
+        layout: Layout,
+        *,
+        passing: str | None = None,
+        weight: float | None = None,
+        find_origin: Callable[[], Origin | None] | None = None,
+    ) -> Measured:
+        """Charges and statistics of a layer's output; see `atomsep.core.node.measure`.
+
+        With `passing`, the result's `passed` takes the output's place for its consumers. With
+        `weight`, the loss may be computed at once, for `from_statistics` to find it; then the
+        output may be made again for the gradient of what `find_origin` gives, and is not kept.
+        """
+        samples, length, features = layout.sizes(source)
+        check_tokens(source, samples, length, features, self.charge, self.position)
+        count = count_real(samples, length, mask, source)
+        drawn = self.tokens is not None and self.tokens < length
+        if self.position is None and isinstance(self.charge, int) and not drawn:
+            reading = Reading(layout, self.charge, self.terms.norm)
+            if weight is not None and self.pairs == "all" and fits(source, mask, reading):
+                return measure_with_loss(
+                    *(source, mask, count, reading, self.terms, weight),
+                    passing=passing,
+                    find_origin=find_origin,
+                )
+            return measure(source, None, mask, count, reading, passing=passing)
+        tokens = layout.tokens(source)
+        # A learned map keeps its input, so a consumer that writes needs a copy of its own.
+        passed = source.clone() if passing == "clone" else source
+        charge = None
+        if drawn:
+            with torch.no_grad():
+                charge = self.importance(tokens, mask)
+            tokens, mask = self._draw_tokens(tokens, mask)
+            count = count_tokens(tokens, mask)
+        with torch.autocast(source.device.type, enabled=False):
+            wide = widen(tokens)
+            if mask is not None:  # 0 · NaN would reach the gradient of the maps' weights
+                wide = wide.masked_fill(~mask.unsqueeze(-1), 0)
+            scores, positions = apply_maps(wide, self.charge, self.position)
+        reading = Reading(Layout(), None, self.terms.norm)
+        measured = measure(positions, scores, mask, count, reading)
+        charge = measured.charge.to(source.dtype) if charge is None else charge
+        return Measured(passed, charge, measured.statistics)
+
+    def importance(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Token importance of a latent: its charges, `(M, N)`, 0 on padding.
+
+        Example:
+            >>> AtomLoss().importance(torch.tensor([[[9.0, 1.0], [0.0, 2.0]]])).round(decimals=2)
+            tensor([[1., 0.]])
+        """
+        if isinstance(self.charge, int):
+            scores = tokens[..., self.charge]
+        else:
+            with torch.autocast(tokens.device.type, enabled=False):
+                scores, _ = apply_maps(widen(tokens), self.charge, lambda latent: latent)
+        charge = torch.tanh(widen(scores) / 2).to(tokens.dtype)
+        return charge if mask is None else charge.masked_fill(~mask, 0)
+
+    def extra_repr(self) -> str:
+        """The settings, shown in the module's repr."""
+        settings = dict(self.terms._asdict())
+        settings.update(pairs=self.pairs, tokens=self.tokens)
+        settings.update(
+            (name, value)
+            for name, value in (("charge", self.charge), ("position", self.position))
+            if not isinstance(value, nn.Module)
+        )
+        return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        """A generator for one draw, fixed by the seed and the number of draws before it."""
+        self.draws += 1
+        # Hashed: the CPU's generator reads only the low 32 bits of its seed.
+        key = hashlib.blake2b(f"{self.seed} {self.draws}".encode(), digest_size=8).digest()
+        return torch.Generator(device).manual_seed(int.from_bytes(key, "little"))
+
+    def _draw_pairs(self, samples: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        generator = self._generator(device)
+        count = samples if samples > 1 else 0
+        first = torch.randint(samples, (count,), generator=generator, device=device)
+        step = torch.randint(1, max(2, samples), (count,), generator=generator, device=device)
+        return first, (first + step) % samples
+
+    def _draw_tokens(self, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        assert self.tokens is not None
+        samples, length, features = tokens.shape
+        order = torch.rand(
+            samples, length, generator=self._generator(tokens.device), device=tokens.device
+        )
+        if mask is not None:
+            order = order.masked_fill(~mask, 2)  # padding last
+        index = order.topk(self.tokens, dim=1, largest=False).indices
+        drawn = tokens.gather(1, index.unsqueeze(-1).expand(-1, -1, features))
+        return drawn, None if mask is None else mask.gather(1, index)

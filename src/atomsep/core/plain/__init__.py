@@ -1,0 +1,1 @@
+"""The passes in plain PyTorch: they run everywhere, and the kernels must agree with them."""

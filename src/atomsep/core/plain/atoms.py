@@ -1,0 +1,188 @@
+"""From tokens to statistics and back in plain PyTorch: the twin of the kernels.
+
+Both passes walk over slabs of samples that stay in the cache, and every temporary is one slab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from atomsep.checks import Norm
+from atomsep.core.statistics import FIELDS, Reading, Statistics
+from atomsep.functional import widen
+
+SLAB = {"cpu": 1 << 20}
+"""Elements of a slab: on the CPU what its cache holds, elsewhere what keeps the chip busy."""
+
+
+def slabs(tokens: Tensor) -> Iterator[slice]:
+    """Ranges of samples small enough to work on at a time."""
+    samples, per_sample = tokens.shape[0], tokens.shape[1] * tokens.shape[2]
+    if torch.compiler.is_compiling():  # the compiler fuses the passes, and unrolls loops
+        yield slice(0, samples)
+        return
+    step = max(1, SLAB.get(tokens.device.type, 1 << 26) // per_sample)
+    for start in range(0, samples, step):
+        yield slice(start, min(start + step, samples))
+
+
+class _Slab(NamedTuple):
+    """Tokens in working precision with padding zeroed, their q, max(-q, 0) and m."""
+
+    tokens: Tensor
+    charge: Tensor
+    lightness: Tensor
+    mass: Tensor
+
+
+def _read_slab(
+    tokens: Tensor, scores: Tensor | None, mask: Tensor | None, feature: int | None
+) -> _Slab:
+    tokens = widen(tokens)
+    if mask is not None:  # padding may hold anything, NaN too
+        tokens = tokens.masked_fill(~mask.unsqueeze(-1), 0)
+    raw = tokens[..., feature] if scores is None else widen(scores)
+    if mask is not None and scores is not None:
+        raw = raw.masked_fill(~mask, 0)
+    charge = torch.tanh(raw / 2)
+    lightness = torch.relu(-charge)
+    mass = 1 - lightness if mask is None else mask.to(lightness.dtype) - lightness
+    return _Slab(tokens, charge, lightness, mass)
+
+
+def _offsets(
+    tokens: Tensor, nucleus: Tensor, feature: int | None, norm: Norm
+) -> tuple[Tensor, Tensor]:
+    """P - mu `(M, N, h)`, zero in the score's column, and its norms `(M, N)`."""
+    offset = tokens - nucleus.unsqueeze(1)
+    if feature is not None:
+        offset[..., feature] = 0
+    if norm == 1:
+        return offset, offset.abs().sum(-1)
+    return offset, offset.square().sum(-1).sqrt_()
+
+
+def _weighted_sum(weights: Tensor, vectors: Tensor) -> Tensor:
+    """Sum of w_i x_i over tokens: `(M, N)`, `(M, N, h)` to `(M, h)`."""
+    if vectors.device.type == "cuda":  # where a matrix product may be rounded to TF32
+        return (weights.unsqueeze(-1) * vectors).sum(1)
+    return torch.bmm(weights.unsqueeze(1), vectors).squeeze(1)
+
+
+def _dot(vectors: Tensor, v: Tensor) -> Tensor:
+    """x_i·v of every token: `(M, N, h)`, `(M, h)` to `(M, N)`."""
+    if vectors.device.type == "cuda":
+        return (vectors * v.unsqueeze(1)).sum(-1)
+    return torch.bmm(v.unsqueeze(1), vectors.transpose(1, 2)).squeeze(1)
+
+
+def forward_slabs(
+    source: Tensor, scores: Tensor | None, mask: Tensor | None, count: Tensor, reading: Reading
+) -> tuple[Tensor, Tensor]:
+    """Charges `(M, N)` and the table of statistics `(M, 5 + h')`."""
+    layout, feature, norm = reading
+    tokens = layout.tokens(source)
+    charges, tables = [], []
+    for some in slabs(tokens):
+        slab = _read_slab(
+            tokens[some],
+            None if scores is None else scores[some],
+            None if mask is None else mask[some],
+            feature,
+        )
+        share = 1 / count[some]
+        nucleus = _weighted_sum(slab.mass, slab.tokens) * share.unsqueeze(1)
+        _, spread = _offsets(slab.tokens, nucleus, feature, norm)
+        charges.append(slab.charge.to(source.dtype))
+        tables.append(
+            Statistics.pack(
+                torch.relu(slab.charge).sum(1),
+                slab.lightness.sum(1),
+                slab.charge.sum(1),
+                slab.charge.square().sum(1),
+                (slab.lightness * spread).sum(1) * share,
+                _without(nucleus, feature),
+            )
+        )
+    return torch.cat(charges), torch.cat(tables)
+
+
+def backward_slabs(
+    source: Tensor,
+    scores: Tensor | None,
+    mask: Tensor | None,
+    count: Tensor,
+    table: Tensor,
+    reading: Reading,
+    grad_passed: Tensor | None,
+    grad_table: Tensor,
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of source and scores: `grad_passed + J^T grad_statistics`, written once."""
+    layout, feature, norm = reading
+    grad_source = layout.empty_like(source)
+    grad_scores = None if scores is None else torch.empty_like(scores)
+    tokens, written = layout.tokens(source), layout.tokens(grad_source)
+    arriving = None if grad_passed is None else layout.tokens(grad_passed)
+    if layout.skip:
+        if grad_passed is None:
+            layout.front(grad_source).zero_()
+        else:
+            layout.front(grad_source).copy_(layout.front(grad_passed))
+    for some in slabs(tokens):
+        slab = _read_slab(
+            tokens[some],
+            None if scores is None else scores[some],
+            None if mask is None else mask[some],
+            feature,
+        )
+        g_protons, g_electrons, g_sum, g_square, g_radius = grad_table[some, :FIELDS].split(1, 1)
+        share = (1 / count[some]).unsqueeze(1)
+        nucleus = _with(table[some, FIELDS:], feature)
+        offset, spread = _offsets(slab.tokens, nucleus, feature, norm)
+        pull = torch.where(spread == 0, 0, slab.lightness / spread) if norm == 2 else slab.lightness
+        direction = offset if norm == 2 else offset.sign_()
+        mean_direction = _weighted_sum(pull, direction) * share
+        v = _with(grad_table[some, FIELDS:], feature) - g_radius * mean_direction
+
+        along = _dot(slab.tokens, v)
+        q = slab.charge
+        of_electron = share * along - g_electrons - g_radius * share * spread
+        grad_charge = g_sum + 2 * q * g_square
+        grad_charge = torch.where(q > 0, grad_charge + g_protons, grad_charge)
+        grad_charge = torch.where(q < 0, grad_charge + of_electron, grad_charge)
+        grad_score = grad_charge * (1 - q * q) / 2
+        if mask is not None:
+            grad_score = grad_score.masked_fill(~mask[some], 0)
+
+        # In the memory of the offsets, and so in the layout of the latent.
+        step = direction.mul_((pull * (g_radius * share)).unsqueeze(-1))
+        step.addcmul_((slab.mass * share).unsqueeze(-1), v.unsqueeze(1))
+        if feature is not None:
+            step[..., feature] = grad_score
+        if arriving is not None:
+            step += arriving[some]
+        written[some] = step
+        if grad_scores is not None:
+            grad_scores[some] = grad_score
+    return grad_source, grad_scores
+
+
+def _without(nucleus: Tensor, feature: int | None) -> Tensor:
+    """Drop the score's column."""
+    if feature is None:
+        return nucleus
+    index = feature % nucleus.shape[1]
+    return torch.cat([nucleus[:, :index], nucleus[:, index + 1 :]], dim=1)
+
+
+def _with(nucleus: Tensor, feature: int | None) -> Tensor:
+    """Put a zero back into the score's column."""
+    if feature is None:
+        return nucleus
+    index = feature % (nucleus.shape[1] + 1)
+    zero = nucleus.new_zeros(len(nucleus), 1)
+    return torch.cat([nucleus[:, :index], zero, nucleus[:, index:]], dim=1)

@@ -1,0 +1,110 @@
+"""Notice a broken or useless setting without slowing the training step.
+
+Three numbers are enough: the loss itself (a NaN or an infinity anywhere in a real token makes it
+one), the sum of all negative charges, and the share of charges that are exactly 0, which tells a
+rectified layer. They are looked at in the first eight steps and then every 32nd. On a GPU they
+are copied without waiting and read when a later step finds the copy done, so the host never
+stalls.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+
+import torch
+from torch import Tensor
+
+from atomsep.core.statistics import Statistics
+
+
+class AtomWarning(UserWarning):
+    """Training goes on, but something is not as it should be."""
+
+
+_FIRST_LOOKS = 8
+_ENOUGH_TOKENS = 16
+
+
+class Watch:
+    """Warns, once each, of what makes the loss of a layer useless.
+
+    Args:
+        name: the layer's, for the messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.steps = 0
+        self.told: set[str] = set()
+        self.looks = 0
+        self.waiting: tuple[Tensor, torch.cuda.Event | None] | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """Copies start with nothing under way."""
+        return {**self.__dict__, "waiting": None}
+
+    def look(self, loss: Tensor, statistics: Statistics, charge: Tensor) -> None:
+        """Read what an earlier step left, and leave this step's numbers now and then."""
+        if loss.is_cuda and torch.cuda.is_current_stream_capturing():
+            return  # a graph can neither be asked nor waited for
+        self._read()
+        due = self.steps < _FIRST_LOOKS or self.steps % 32 == 0
+        self.steps += 1
+        if not due:
+            return
+        with torch.no_grad():
+            negative, zeros = statistics.electrons.sum(), loss.new_zeros(())
+            if "negative" not in self.told and charge.numel() >= _ENOUGH_TOKENS:
+                zeros = (charge == 0).sum().to(loss.dtype) / charge.numel()
+            numbers = torch.stack([loss, negative, zeros])
+            event = None
+            if loss.is_cuda:
+                numbers = numbers.to("cpu", non_blocking=True)
+                event = torch.cuda.Event()
+                event.record()
+        self.waiting = (numbers, event)
+        if loss.device.type == "cpu":
+            self._read()
+
+    def _read(self) -> None:
+        if self.waiting is None:
+            return
+        numbers, event = self.waiting
+        if event is not None and not event.query():
+            return
+        self.waiting = None
+        self.looks += 1
+        loss, negative, zeros = numbers.tolist()
+        if not math.isfinite(loss):
+            self.tell(
+                "finite",
+                f"the atom loss of layer {self.name!r} is {loss}: its output holds NaN or Inf, a "
+                f"mask left a sample without tokens, or nuclei coincide and softening is 0; look "
+                f"at the model before this layer",
+            )
+        elif negative > 0:
+            self.told.add("negative")  # seen a negative charge: nothing to say
+        elif zeros > 0.1 or self.looks >= _FIRST_LOOKS:
+            # rectified, as the zeros show at once; or positive for some other reason
+            self.tell(
+                "negative",
+                f"layer {self.name!r} gives no negative score, so no charge can be negative and "
+                f"atom modeling degenerates; attach before the activation (for example to the "
+                f"normalisation that feeds it)",
+            )
+
+    def tell(self, topic: str, message: str) -> None:
+        """Warn of a topic the first time."""
+        if topic not in self.told:
+            self.told.add(topic)
+            warnings.warn(message, AtomWarning, stacklevel=_callers_level())
+
+
+def _callers_level() -> int:
+    """How far up the stack the first line outside this package is."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("atomsep."):
+        level, frame = level + 1, frame.f_back
+    return level

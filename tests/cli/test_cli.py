@@ -1,0 +1,213 @@
+"""The command line: what it prints, how it exits."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from atomsep.cli.arguments import chosen_methods, chosen_seeds
+from atomsep.cli.commands import main
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.registry import EXPERIMENTS
+from atomsep.experiments.runs import find_results
+from atomsep.methods import METHODS
+
+
+def call(*arguments: str) -> int:
+    """The exit code of a call within this process."""
+    with pytest.raises(SystemExit) as exit:
+        main(list(arguments))
+    code = exit.value.code
+    return code if isinstance(code, int) else int(code is not None)
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+
+def test_train_prints_the_ratio_the_metric_and_the_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert call("train", "synthetic", "--tiny", "--method", "atom", "--seed", "3") == 0
+    out = capsys.readouterr().out
+    assert "Training synthetic with atom, seed 3" in out
+    assert "At the first step the method's loss is" in out
+    assert "times the task's" in out
+    [result] = find_results(tmp_path / "runs")
+    assert f"{result['metrics']['accuracy']:.4f}" in out
+    assert "runs/synthetic-tiny/atom-" in out
+
+    assert call("train", "synthetic", "--tiny", "--method", "atom", "--seed", "3") == 0
+    assert (
+        "This run is finished; to train it anew, for instance on changed data, remove"
+        in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("weight", "hint"),
+    [("1000", "much, and the task may not be learned"), ("0.00001", "little, and may change")],
+)
+def test_an_odd_ratio_gets_a_hint(
+    capsys: pytest.CaptureFixture[str], weight: str, hint: str
+) -> None:
+    assert call("train", "synthetic", "--tiny", "--set", f"weight={weight}") == 0
+    assert hint in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("train sythetic", "there is no experiment 'sythetic'; did you mean 'synthetic'?"),
+        ("train synthetic -m atmo", "no method 'atmo' for synthetic; did you mean 'atom'?"),
+        ("train synthetic --set epocs=1", "no setting 'epocs'; did you mean 'epochs'?"),
+        ("train synthetic --tiny --set layer=embd", "did you mean 'embed'"),
+        ("train synthetic --tiny --set method.tau=1", "has no option 'tau'"),
+        ("sweep synthetic --methods plain,atm", "there is no method 'atm'; did you mean 'atom'?"),
+        (
+            "sweep synthetic --seeds few",
+            "seeds must be how many there are, or the seeds",
+        ),
+        ("sweep synthetic --search --seeds 101,", "keep --search-seeds apart from --seeds"),
+        ("table nowhere", "there is no folder nowhere; train something first"),
+        ("table . --format html", "there is no format 'html'"),
+        ("table .", "no run under . is finished"),
+        ("list synthetc", "did you mean 'synthetic'?"),
+    ],
+)
+def test_errors_are_sentences(
+    capsys: pytest.CaptureFixture[str], arguments: str, message: str
+) -> None:
+    assert call(*arguments.split()) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("atomsep: ")
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_a_traceback_comes_with_debug(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--debug", "train", "nothing") == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_wrong_usage_has_an_exit_code_of_its_own() -> None:
+    assert call("train") == 2
+    assert call("train", "synthetic", "--seed", "-1") == 2
+
+
+def test_list_shows_every_experiment_method_and_setting(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert call("list") == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in (*EXPERIMENTS, *METHODS))
+    for experiment in EXPERIMENTS.values():
+        assert call("list", experiment.name) == 0
+        out = capsys.readouterr().out
+        assert all(name in out for name in ("learning_rate", "evaluate_every", *experiment.methods))
+
+
+@pytest.mark.parametrize("command", ["train", "sweep", "table", "list"])
+def test_help_teaches(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert call(command, "--help") == 0
+    out = capsys.readouterr().out
+    assert command == "list" or f"atomsep {command} " in out
+    assert "--help" in out
+
+
+def test_sweep_and_table_in_real_processes(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sweep = ("sweep", "synthetic", "--tiny", "--methods", "plain,atom", "--seeds", "3", "-j", "2")
+    assert call(*sweep) == 0
+    out = capfd.readouterr().out
+    assert "6 of 6" in out
+    assert "6 runs are in runs; tables: atomsep table runs" in out
+    assert len(find_results(tmp_path / "runs")) == 6
+    tables = {}
+    for format in ("markdown", "latex", "csv"):
+        assert call("table", "runs", "--format", format) == 0
+        tables[format] = capfd.readouterr().out
+    assert call("table", "runs", "--out", "tables") == 0
+    assert "tables/mixtures-tiny.md, .tex, .csv" in capfd.readouterr().out
+    for format, ending in (("markdown", "md"), ("latex", "tex"), ("csv", "csv")):
+        written = (tmp_path / "tables" / f"mixtures-tiny.{ending}").read_text()
+        assert written.strip() in tables[format]
+    assert "| Cross-Entropy" in tables["markdown"]
+    assert r"\begin{tabular}" in tables["latex"]
+    assert "experiment" in tables["csv"].splitlines()[0]
+
+
+def test_search_goes_by_held_out_samples(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    search = ("--search", "--search-seeds", "100", "--set", "learning_rate=0.3")
+    arguments = ("sweep", "synthetic", "--tiny", "--methods", "plain,atom", "--seeds", "1")
+    assert call(*arguments, *search) == 0
+    found = json.loads((tmp_path / "runs/synthetic-tiny/search.json").read_text())
+    validated = find_results(tmp_path / "runs", validation=True)
+    assert {result["seed"] for result in validated} == {100}
+    reported = {result["method"]: result for result in find_results(tmp_path / "runs")}
+    assert reported["atom"]["settings"]["weight"] == found["weights"]["atom"]
+    best = max(
+        (result for result in validated if result["method"] == "atom"),
+        key=lambda result: result["metrics"]["accuracy"],
+    )
+    assert found["weights"]["atom"] == best["settings"]["weight"]
+    assert "Search" in capfd.readouterr().out
+
+
+def test_interrupted_it_exits_with_130_and_goes_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "atomsep.cli.commands", "train", "synthetic", "--tiny"]
+    command += ["--set", "epochs=3000", "--checkpoint-seconds", "1000"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "At the first step" in line:
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stdout.read()
+        assert process.wait() == 130
+    assert "Stopped. The same command goes on from the checkpoint in" in rest
+    [checkpoint] = (tmp_path / "runs").rglob("checkpoint.pt")
+    assert checkpoint.stat().st_size > 0
+
+
+def test_two_processes_train_the_model_that_one_trains(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Real data-parallel training: the mean of both halves' gradients is the whole batch's."""
+    train = ["train", "synthetic", "--tiny", "--method", "plain", "--device", "cpu"]
+    assert call(*train, "--out", "one") == 0
+    command = [
+        sys.executable,
+        "-m",
+        "atomsep.cli.commands",
+        *train,
+        "--out",
+        "two",
+        "--devices",
+        "2",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Training synthetic") == 1, "one process speaks for all"
+    one, two = (
+        torch.load(next((tmp_path / out).rglob("model.pt")), weights_only=True)["model"]
+        for out in ("one", "two")
+    )
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_methods_and_seeds_are_read_as_said() -> None:
+    assert chosen_methods("all", ("plain", "atom")) == ["plain", "atom"]
+    assert chosen_seeds("2") == [0, 1]
+    with pytest.raises(ExperimentError, match="not '0'"):
+        chosen_seeds("0")

@@ -1,0 +1,109 @@
+"""The loss over all pairs and its gradient: the kernels against the plain path in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from atomsep import use_kernels
+from atomsep.core import kernels
+from atomsep.core.kernels import blocks, pairs
+from atomsep.core.plain.pairs import Terms, total_loss
+from atomsep.core.statistics import Statistics
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="large sizes need a GPU")
+
+
+def draw(samples: int, width: int, seed: int = 0) -> Statistics:
+    """Statistics in float64 that keep their values in float32."""
+    generator = torch.Generator().manual_seed(seed)
+    count = torch.randint(3, 9, (samples,), generator=generator).float()
+    protons, electrons = torch.rand(2, samples, generator=generator) * count
+    square = torch.rand(samples, generator=generator) * count
+    radius = torch.rand(samples, generator=generator)
+    nucleus = torch.randn(samples, width, generator=generator)
+    table = Statistics.pack(protons, electrons, protons - electrons, square, radius, nucleus)
+    return Statistics(table.double(), count.double())
+
+
+def check(statistics: Statistics, terms: Terms, device: torch.device) -> None:
+    leaf = statistics.table.clone().requires_grad_()
+    with use_kernels("torch"):
+        expected = total_loss(Statistics(leaf, statistics.count), terms)
+    [gradient] = torch.autograd.grad(expected, leaf)
+
+    table, count = statistics.table.float().to(device), statistics.count.float().to(device)
+    assert kernels.supports_pairs(table)
+    alone, none = kernels.pairs_forward(table, count, terms, False)
+    loss, slopes = kernels.pairs_forward(table, count, terms, True)
+    assert none is None
+    assert loss.shape == ()
+    assert torch.equal(alone, loss)
+    torch.testing.assert_close(loss.double().cpu(), expected.detach(), rtol=1e-5, atol=1e-12)
+    assert slopes is not None
+    half = torch.tensor(0.5, device=device)
+    for found in (slopes, kernels.pairs_gradient(table, count, terms, half, 2.0)):
+        assert found.shape == gradient.shape
+        for columns in (*range(5), slice(5, None)):
+            error = (found[:, columns].double().cpu() - gradient[:, columns]).norm()
+            assert error <= 1e-4 * gradient[:, columns].norm(), columns
+
+
+@pytest.mark.parametrize("norm", [1, 2])
+@pytest.mark.parametrize("scale", ["mean", "sum"])
+@pytest.mark.parametrize(
+    ("samples", "width"), [(1, 1), (2, 1), (3, 2), (5, 3), (17, 33), (33, 64), (40, 65), (20, 300)]
+)
+def test_odd_shapes(samples: int, width: int, norm: int, scale: str, device: torch.device) -> None:
+    check(draw(samples, width), Terms(norm, 1e-2, scale, 0.7, 1.3), device)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        *((4, 8, 4, 1), (8, 4, 2, 1), (16, 4, 8, 2), (4, 4, 1, 1), (1, 8, 16, 1)),
+        *((4, 4, 4, 1, 2), (4, 2, 4, 1, 3), (16, 2, 8, 1, 9), (1, 8, 16, 1, 8)),
+    ],
+)
+def test_blocks_of_rows(
+    sizes: tuple[int, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any cut of the matrix of pairs gives the same sums."""
+    monkeypatch.setattr(pairs, "pair_blocks", lambda *shape: blocks.PairBlocks(*sizes))
+    monkeypatch.setattr(pairs, "GATHERED", 16)
+    pairs._plan.cache_clear()
+    check(draw(13, 9), Terms(2, 1e-2, "mean", 1.0, 1.0), device)
+    check(draw(13, 9), Terms(1, 1e-2, "sum", 1.0, 1.0), device)
+    pairs._plan.cache_clear()
+
+
+@pytest.mark.parametrize("norm", [1, 2])
+def test_coincident_nuclei(norm: int, device: torch.device) -> None:
+    statistics = draw(6, 4)
+    nucleus = statistics.nucleus  # a view of the table
+    nucleus[1] = nucleus[0]
+    nucleus[3] = nucleus[2] + 1e-3
+    check(statistics, Terms(norm, 1e-2, "mean", 1.0, 1.0), device)  # type: ignore[arg-type]
+
+
+def test_far_from_the_origin_close_to_each_other(device: torch.device) -> None:
+    """Where a² + b² - 2ab would leave no digit."""
+    statistics = draw(5, 3)
+    statistics.nucleus[:] = (1000 + 0.01 * statistics.nucleus).float().double()
+    check(statistics, Terms(2, 1e-3, "mean", 1.0, 1.0), device)
+
+
+def test_without_softening(device: torch.device) -> None:
+    check(draw(7, 5), Terms(2, 0.0, "mean", 0.0, 0.0), device)
+
+
+SIZES = [(65, 300), (128, 63), (300, 255), (1100, 768), (2047, 3), (2100, 40), (4200, 40)]
+
+
+@on_gpu
+@pytest.mark.parametrize("norm", [1, 2])
+@pytest.mark.parametrize(("samples", "width"), SIZES)
+def test_large_shapes(samples: int, width: int, norm: int, device: torch.device) -> None:
+    check(draw(samples, width), Terms(norm, 1e-2, "mean", 1.0, 1.0), device)  # type: ignore[arg-type]
