@@ -28,8 +28,7 @@ from torch import Tensor
 from atomsep import AtomLoss, use_kernels
 from atomsep.core import kernels
 from atomsep.core.layout import Axes, Layout
-from atomsep.core.plain.pairs import Terms, total_loss
-from atomsep.core.statistics import Reading, Statistics
+from atomsep.core.statistics import Reading, Statistics, Terms
 from benchmarks import alternatives, record, steps
 
 LATENTS: dict[str, tuple[tuple[int, ...], torch.dtype, Axes, bool]] = {
@@ -218,15 +217,15 @@ def passes() -> None:
         count = torch.full((samples,), float(length), device="cuda")
         arriving = torch.randn_like(latent)
         known = latent, None, None, count
-        _, _, table, mean_direction = kernels.measure_forward(*known, reading, copy=False)
-        _, slopes = kernels.pairs_forward(table, count, terms, True)
+        _, _, table, mean_direction = kernels.read_atoms(*known, reading, False)
+        _, slopes = kernels.pair_loss(table, count, terms, 1.0, True)
         assert slopes is not None
         back = *known, table, mean_direction, reading, arriving, slopes
         times = {
-            "forward": partial(kernels.measure_forward, *known, reading, copy=False),
-            "forward_with_copy": partial(kernels.measure_forward, *known, reading, copy=True),
-            "pairs": partial(kernels.pairs_forward, table, count, terms, True),
-            "backward": partial(kernels.measure_backward, *back),
+            "forward": partial(kernels.read_atoms, *known, reading, False),
+            "forward_with_copy": partial(kernels.read_atoms, *known, reading, True),
+            "pairs": partial(kernels.pair_loss, table, count, terms, 1.0, True),
+            "backward": partial(kernels.atoms_gradient, *back),
         }
         us = {name: round(1e3 * device_ms(run), 1) for name, run in times.items()}
         print(f"  {case:50} " + "  ".join(f"{value:7.1f}" for value in us.values()))
@@ -295,7 +294,7 @@ def training_steps(only: str, turns: int = 9) -> None:
 def statistics_of(samples: int, width: int) -> Statistics:
     table = torch.rand(samples, 5 + width, device="cuda") * 30
     table[:, 2] = table[:, 0] - table[:, 1]
-    return Statistics(table.requires_grad_(), torch.full((samples,), 100.0, device="cuda"))
+    return Statistics(table, torch.full((samples,), 100.0, device="cuda"))
 
 
 def pairs_alone() -> None:
@@ -308,13 +307,11 @@ def pairs_alone() -> None:
         data = statistics_of(samples, width)
 
         def run(data: Statistics = data) -> None:
-            data.table.grad = None
-            total_loss(data, terms).backward()
+            kernels.pair_loss(data.table, data.count, terms, 1.0, True)
 
-        with use_kernels("triton"):
-            run()
-            memory = peak_bytes(run)  # beside the last gradient, which goes meanwhile
-            ms = event_ms(run, repeats=10, warm=2)
+        run()
+        memory = peak_bytes(run)
+        ms = event_ms(run, repeats=10, warm=2)
         # difference, square and sum forward; twice more with the weighted sum in the gradient
         operations = 3.0 * samples * samples * width * 3
         rate = operations / (1e-3 * ms)

@@ -7,11 +7,19 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 ScoreMap = int | Callable[[Tensor], Tensor]
 PositionMap = Callable[[Tensor], Tensor] | None
 Norm = Literal[1, 2]
 Scale = Literal["mean", "sum"]
+
+
+def transforms_active() -> bool:
+    """Whether a transform of `torch.func` or forward-mode AD is under way."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def count_tokens(latent: Tensor, mask: Tensor | None) -> Tensor:
@@ -33,7 +41,9 @@ def count_real(samples: int, tokens: int, mask: Tensor | None, like: Tensor) -> 
         return _full_counts(samples, tokens, dtype, like.device)
     check_mask(mask, (samples, tokens))
     count = mask.sum(1, dtype=dtype)
-    if not torch.compiler.is_compiling() and mask.device.type == "cpu" and bool((count == 0).any()):
+    if torch.compiler.is_compiling() or mask.device.type != "cpu" or transforms_active():
+        return count
+    if bool((count == 0).any()):
         empty = (count == 0).nonzero().flatten().tolist()
         raise ValueError(
             f"the mask leaves no token in sample {', '.join(map(str, empty[:5]))}; "

@@ -71,12 +71,12 @@ def test_sampled_pairs_are_uniform_over_different_samples(monkeypatch) -> None:
     samples, draws = 4, 1200
     drawn = Counter()
 
-    def record(statistics, terms, pairs, weight):
+    def record(statistics, terms, pairs):
         assert len(pairs[0]) == len(pairs[1]) == samples
         drawn.update(zip(pairs[0].tolist(), pairs[1].tolist(), strict=True))
         return statistics.nucleus.sum()
 
-    monkeypatch.setattr(atomsep.core.loss, "total_loss", record)
+    monkeypatch.setattr(atomsep.core.loss, "pair_loss", record)
     draw(AtomLoss(pairs="sampled"), make_batch(samples, 2, 2), draws)
     possible = {(a, b) for a in range(samples) for b in range(samples) if a != b}
     assert set(drawn) == possible

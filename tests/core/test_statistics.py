@@ -9,10 +9,10 @@ from reference import make_batch, make_mask
 from torch import Tensor
 
 from atomsep import AtomLoss
-from atomsep.core.plain import atoms as slabs
 from atomsep import functional as F
 from atomsep.core.layout import Layout
 from atomsep.core.node import measure
+from atomsep.core.plain import atoms as slabs
 from atomsep.core.statistics import Reading, Statistics
 
 FIELDS = ("protons", "electrons", "charge_sum", "charge_square", "radius", "nucleus")

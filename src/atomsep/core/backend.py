@@ -3,18 +3,107 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from atomsep.core import kernels
+import torch
+from torch import Tensor
+
+from atomsep.core import kernels, plain
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from atomsep.core.statistics import Reading
+    from atomsep.core.statistics import Reading, Terms
 
 Mode = Literal["auto", "triton", "torch"]
 
 _MODES = ("auto", "triton", "torch")
+
+
+class Backend(Protocol):
+    """The passes that the autograd node asks for."""
+
+    def read_atoms(
+        self,
+        source: Tensor,
+        scores: Tensor | None,
+        mask: Tensor | None,
+        count: Tensor,
+        reading: Reading,
+        copy: bool = False,
+    ) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
+        """From tokens to statistics.
+
+        Args:
+            source: the tokens in their layout.
+            scores: `(M, N)` where `reading.feature` is None.
+            mask: True on real tokens, `(M, N)`.
+            count: number of real tokens, `(M,)`, in float32 or the source's float64.
+            reading: layout, feature and norm.
+            copy: whether to copy the source as well.
+
+        Returns:
+            The copy or None, the charges `(M, N)`, the table of statistics `(M, 5 + h')`, and the
+            mean direction s `(M, h')`, or None where the backward pass recomputes it.
+        """
+
+    def atoms_gradient(
+        self,
+        source: Tensor,
+        scores: Tensor | None,
+        mask: Tensor | None,
+        count: Tensor,
+        table: Tensor,
+        mean_direction: Tensor | None,
+        reading: Reading,
+        grad_passed: Tensor | None,
+        grad_table: Tensor,
+        scale: Tensor | None = None,
+        line: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Back to the tokens: `grad_passed + J^T grad_table`, written once.
+
+        Args:
+            source: the tokens in their layout, or what `line` turns into them.
+            scores: as in the forward pass, like mask, count and reading.
+            mask: True on real tokens.
+            count: number of real tokens.
+            table: of the forward pass.
+            mean_direction: of the forward pass; None recomputes it.
+            reading: layout, feature and norm.
+            grad_passed: the gradient that arrives for the latent itself, if any.
+            grad_table: the gradient that arrives for the table.
+            scale: a factor of `grad_table`, a scalar.
+            line: stretch and shift per feature, `(h,)`, float32.
+
+        Returns:
+            The gradients of source and scores; None for the second where there are no scores.
+        """
+
+    def pair_loss(
+        self, table: Tensor, count: Tensor, terms: Terms, weight: float, gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """From statistics to the loss over all pairs.
+
+        Args:
+            table: of statistics, `(M, 5 + h')`.
+            count: number of real tokens, `(M,)`.
+            terms: norm, softening, scale and the weights of the constraints.
+            weight: factor of the loss and its gradient.
+            gradient: whether to compute it as well.
+
+        Returns:
+            The loss, a scalar, and its gradient with respect to the table or None.
+        """
+
+
+def backend(by_kernels: bool) -> Backend:
+    """What computes, as `wants_kernels` decided."""
+    if not by_kernels:
+        return plain
+    if torch.compiler.is_compiling():
+        from atomsep.core.kernels import ops
+
+        return ops
+    return kernels
 
 
 def _checked(mode: str, name: str) -> str:
@@ -23,7 +112,9 @@ def _checked(mode: str, name: str) -> str:
     return mode
 
 
-_mode = _checked(os.environ.get("ATOMSEP_KERNELS", "auto"), "the variable ATOMSEP_KERNELS")
+_mode = _checked(
+    os.environ.get("ATOMSEP_KERNELS", "auto"), "the environment variable ATOMSEP_KERNELS"
+)
 
 
 class use_kernels:
@@ -32,9 +123,10 @@ class use_kernels:
     The environment variable `ATOMSEP_KERNELS` sets it for a whole process.
 
     Args:
-        mode: "auto" takes the Triton kernels for CUDA tensors that they support and plain PyTorch
-            otherwise; "triton" takes the kernels and refuses what they do not support; "torch"
-            takes plain PyTorch always.
+        mode: "auto" uses the Triton kernels for CUDA tensors that they support and plain PyTorch
+            otherwise, also where a kernel turns out not to compile (with a warning that says
+            why); "triton" uses the kernels and refuses what they do not support; "torch" always
+            uses plain PyTorch.
 
     Example:
         >>> import torch
@@ -47,6 +139,7 @@ class use_kernels:
         global _mode
         self.before = _mode
         _mode = _checked(mode, "mode")
+        kernels.fall_back = _mode == "auto"
 
     def __enter__(self) -> None:
         return None
@@ -54,26 +147,24 @@ class use_kernels:
     def __exit__(self, *exc: object) -> None:
         global _mode
         _mode = self.before
+        kernels.fall_back = _mode == "auto"
 
 
-def for_tokens(
+def wants_kernels(
     source: Tensor, scores: Tensor | None, mask: Tensor | None, reading: Reading
 ) -> bool:
-    """Whether the kernels are to read these tokens."""
-    if _mode == "torch" or (_mode == "auto" and source.device.type != "cuda"):
+    """Whether the kernels compute this call."""
+    if _mode == "torch":
         return False
-    if kernels.supports(source, scores, mask, reading):
-        return True
-    if _mode == "triton":
+    if _mode == "auto":
+        return (
+            source.device.type == "cuda"
+            and not kernels.failed
+            and kernels.supports(source, scores, mask, reading)
+        )
+    if not kernels.supports(source, scores, mask, reading):
         raise RuntimeError(
             f"the kernels cannot read this latent ({source.dtype}, strides {source.stride()}, on "
             f'{source.device}); use_kernels("auto") falls back to plain PyTorch'
         )
-    return False
-
-
-def for_pairs(table: Tensor) -> bool:
-    """Whether the kernels are to take a table of statistics."""
-    if _mode == "torch" or (_mode == "auto" and table.device.type != "cuda"):
-        return False
-    return kernels.supports_pairs(table)
+    return True

@@ -62,8 +62,6 @@ class Layout:
 
     def empty_like(self, output: Tensor) -> Tensor:
         """Fresh memory for a gradient of the output, whose `tokens` are sure to be a view."""
-        if torch.compiler.is_compiling():  # strides are the compiler's to choose
-            return torch.empty_like(output, memory_format=torch.contiguous_format)
         fresh = torch.empty_like(output)
         first, last = (2, output.dim()) if self.axes == "channels_first" else (1, output.dim() - 1)
         shape, stride = fresh.shape, fresh.stride()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,12 @@ from atomsep.checks import (
     count_real,
     count_tokens,
 )
-from atomsep.core.fused import fits, measure_with_loss
 from atomsep.core.layout import Layout
 from atomsep.core.node import Measured, measure
-from atomsep.core.plain.pairs import Terms, total_loss
-from atomsep.core.statistics import Reading, Statistics
+from atomsep.core.origin import Origin
+from atomsep.core.reference import pair_loss
+from atomsep.core.statistics import Reading, Statistics, Terms
 from atomsep.functional import DEFAULT_SOFTENING, apply_maps, widen
-from atomsep.hooks.origin import Origin
 
 _PLAIN = Layout()
 
@@ -133,13 +132,13 @@ class AtomLoss(nn.Module):
 
     def from_statistics(self, statistics: Statistics, weight: float = 1.0) -> Tensor:
         """The loss from the per-sample statistics that `measure` gave, times a weight."""
-        if statistics.ready is not None and statistics.ready[1] == (self.terms, weight):
-            return statistics.ready[0]
-        pairs = None
-        samples = len(statistics.count)
         if self.pairs == "sampled":
-            pairs = self._draw_pairs(samples, statistics.count.device)
-        return total_loss(statistics, self.terms, pairs, weight)
+            pairs = self._draw_pairs(len(statistics.count), statistics.count.device)
+            return weight * pair_loss(statistics, self.terms, pairs)
+        ready = statistics.ready
+        if ready is None or ready.terms != self.terms:
+            return weight * pair_loss(statistics, self.terms)
+        return ready.loss if ready.weight == weight else ready.loss * (weight / ready.weight)
 
     def measure(
         self,
@@ -154,22 +153,24 @@ class AtomLoss(nn.Module):
         """Charges and statistics of a layer's output; see `atomsep.core.node.measure`.
 
         With `passing`, the result's `passed` takes the output's place for its consumers. With
-        `weight`, the loss may be computed at once, for `from_statistics` to find it; then the
-        output may be made again for the gradient of what `find_origin` gives, and is not kept.
+        `weight`, the loss over all pairs is computed in the same node; `from_statistics` may
+        still ask for another weight.
         """
         samples, length, features = layout.sizes(source)
         check_tokens(source, samples, length, features, self.charge, self.position)
         count = count_real(samples, length, mask, source)
+        asked: dict[str, Any] = {}
+        if weight is not None and self.pairs == "all":
+            asked = {"terms": self.terms, "weight": weight or 1.0}
         drawn = self.tokens is not None and self.tokens < length
         if self.position is None and isinstance(self.charge, int) and not drawn:
             reading = Reading(layout, self.charge, self.terms.norm)
-            if weight is not None and self.pairs == "all" and fits(source, mask, reading):
-                return measure_with_loss(
-                    *(source, mask, count, reading, self.terms, weight),
-                    passing=passing,
-                    find_origin=find_origin,
-                )
-            return measure(source, None, mask, count, reading, passing=passing)
+            return measure(
+                *(source, None, mask, count, reading),
+                passing=passing,
+                find_origin=find_origin,
+                **asked,
+            )
         tokens = layout.tokens(source)
         # A learned map keeps its input, so a consumer that writes needs a copy of its own.
         passed = source.clone() if passing == "clone" else source
@@ -185,7 +186,7 @@ class AtomLoss(nn.Module):
                 wide = wide.masked_fill(~mask.unsqueeze(-1), 0)
             scores, positions = apply_maps(wide, self.charge, self.position)
         reading = Reading(Layout(), None, self.terms.norm)
-        measured = measure(positions, scores, mask, count, reading)
+        measured = measure(positions, scores, mask, count, reading, **asked)
         charge = measured.charge.to(source.dtype) if charge is None else charge
         return Measured(passed, charge, measured.statistics)
 
@@ -214,6 +215,22 @@ class AtomLoss(nn.Module):
             if not isinstance(value, nn.Module)
         )
         return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Sampling goes on where it was: the number of draws belongs to the state."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._samples:
+            destination[f"{prefix}draws"] = torch.tensor(self.draws)
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
+        draws = state.pop(f"{prefix}draws", None) if self._samples else None
+        if draws is not None:
+            self.draws = int(draws)
+        super()._load_from_state_dict(state, prefix, *rest)
+
+    @property
+    def _samples(self) -> bool:
+        return self.pairs == "sampled" or self.tokens is not None
 
     def _generator(self, device: torch.device) -> torch.Generator:
         """A generator for one draw, fixed by the seed and the number of draws before it."""

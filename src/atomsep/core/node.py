@@ -1,32 +1,25 @@
-r"""From tokens to per-sample statistics, in one node of the autograd graph.
+"""From a layer's output to its statistics and loss: the one node of the autograd graph.
 
-The closed form. With q the charges, g = max(-q, 0), m the masses, w = 1/N, u the unit vectors
-from the nucleus to the tokens (signs, for norm 1) and gP, gG, gS, gQ, gr, gmu the gradients that
-arrive for the statistics,
-
-    s = w sum g_i u_i        v = gmu - gr s
-
-    position:  w m_i v + gr w g_i u_i
-    charge:    gS + 2 q_i gQ,  plus gP for q_i > 0,
-               plus -gG + w p_i·v - gr w |p_i - mu| for q_i < 0
-
-so the backward pass needs the latent and the nucleus and keeps nothing of size N x h. Both passes
-walk over slabs of samples that stay in the cache, and every temporary is one slab.
+A node takes the latent and returns the charges, the table of statistics, the loss over all pairs
+where that is asked for, and the latent to hand on. Its backward pass receives the gradients of
+all of them and writes the latent's gradient once. A backend computes both passes
+(`atomsep.core.backend`); second derivatives go through the plain formulas
+(`atomsep.core.reference`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from atomsep.checks import check_norm
-from atomsep.core import kernels
-from atomsep.core.backend import for_tokens
-from atomsep.core.plain.atoms import backward_slabs, forward_slabs
-from atomsep.core.statistics import Reading, Statistics
-from atomsep.functional import form_atoms
+from atomsep.checks import check_norm, transforms_active
+from atomsep.core import reference
+from atomsep.core.backend import backend, wants_kernels
+from atomsep.core.origin import Origin
+from atomsep.core.statistics import Reading, Ready, Statistics, Terms
 
 
 class Measured(NamedTuple):
@@ -36,7 +29,7 @@ class Measured(NamedTuple):
         passed: the source, to be handed on in its place; None unless asked for.
         charge: token importance `(M, N)`, detached, in the source's type.
         statistics: the per-sample statistics, in float32 at least.
-        keeps_source: whether the backward pass reads the source, which has to stay as it is.
+        keeps_source: whether the backward pass reads the source, which must not be overwritten.
     """
 
     passed: Tensor | None
@@ -52,9 +45,12 @@ def measure(
     count: Tensor,
     reading: Reading,
     *,
+    terms: Terms | None = None,
+    weight: float = 1.0,
     passing: str | None = None,
+    find_origin: Callable[[], Origin | None] | None = None,
 ) -> Measured:
-    """Charges and statistics of a tensor of tokens, with the closed-form gradient.
+    """Charges, statistics and loss of a tensor of tokens, with the closed-form gradient.
 
     Args:
         source: the tokens in any layout. With `reading.feature` it holds the scores too.
@@ -62,32 +58,45 @@ def measure(
         mask: True on real tokens, `(M, N)`.
         count: number of real tokens, `(M,)`.
         reading: layout, feature and norm.
+        terms: of the loss over all pairs, which the statistics then hold as `ready`; None
+            computes no loss.
+        weight: factor of that loss.
         passing: None, or what to hand on: "alias" for the source's own memory, "clone" for a
             copy, which a consumer may overwrite.
-
-    Returns:
-        What is handed on, the charges and the statistics.
+        find_origin: looks for what the source was computed from. Where it finds that and the
+            kernels run, the source is not kept, and what is handed on may be overwritten.
     """
     check_norm(reading.norm)
-    charge, table, *handed = _Measure.apply(source, scores, mask, count, reading, passing)
-    statistics = Statistics(table, count, has_room(source, charge.shape, 3))
-    return Measured(handed[0] if handed else None, charge, statistics)
+    if transforms_active():
+        return _by_autograd(source, scores, mask, count, reading, terms, weight, passing)
+    by_kernels = wants_kernels(source, scores, mask, reading)
+    keeps_direction, keeps_slopes = (_has_room(source, reading, vectors) for vectors in (2, 3))
+    origin = None
+    if find_origin is not None and by_kernels and keeps_direction:
+        channels_first = reading.layout.axes == "channels_first"
+        origin = find_origin() if channels_first and not torch.compiler.is_compiling() else None
+    if origin is not None:
+        passing = "alias"
+    job = _Job(reading, terms, weight, passing, by_kernels, keeps_direction, keeps_slopes)
+    charge, table, *more = _Atoms.apply(source, scores, mask, count, job, origin)
+    ready = None if terms is None else Ready(more.pop(0), terms, weight)
+    passed = more[0] if more else None
+    return Measured(passed, charge, Statistics(table, count, ready), keeps_source=origin is None)
 
 
-def has_room(source: Tensor, charges: tuple[int, ...], vectors: int) -> bool:
-    """Whether that many vectors a sample may be kept for the backward pass.
+class _Job(NamedTuple):
+    """What a node is asked for; see `measure`."""
 
-    2: the table and s; 3: the gradient of the loss with respect to the table as well. What is not
-    kept is computed again. With the charges they are to stay under 5 % of the latent, or of one of
-    64 features where it has fewer; each has 4 bytes a feature. `charges` is their shape, `(M, N)`.
-    """
-    samples, length = charges
-    features = max(64, source.numel() // max(1, samples * length))
-    column = length * source.element_size()  # bytes of one feature of a sample
-    return 20 * (column + 4 * vectors * (features + 5)) < features * column
+    reading: Reading
+    terms: Terms | None
+    weight: float
+    passing: str | None
+    by_kernels: bool
+    keeps_direction: bool
+    keeps_slopes: bool
 
 
-class _Measure(torch.autograd.Function):
+class _Atoms(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -95,93 +104,124 @@ class _Measure(torch.autograd.Function):
         scores: Tensor | None,
         mask: Tensor | None,
         count: Tensor,
-        reading: Reading,
-        passing: str | None,
+        job: _Job,
+        origin: Origin | None,
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        copied = ctx.mean_direction = None
-        ctx.by_kernels = False
-        if for_tokens(source, scores, mask, reading):
-            copied, charge, table, mean_direction = kernels.measure_forward(
-                source, scores, mask, count, reading, copy=passing == "clone"
-            )
-            ctx.mean_direction = mean_direction if has_room(source, charge.shape, 2) else None
-            ctx.by_kernels = True
+        compute = backend(job.by_kernels)
+        copied, charge, table, mean_direction = compute.read_atoms(
+            source, scores, mask, count, job.reading, job.passing == "clone"
+        )
+        outputs, slopes = [charge, table], None
+        if job.terms is not None:
+            gradient = job.keeps_slopes and any(ctx.needs_input_grad[:2])
+            loss, slopes = compute.pair_loss(table, count, job.terms, job.weight, gradient)
+            outputs.append(loss)
+        # Only the latent is saved: checkpointing runs this again and must find the same tensors,
+        # while mask and statistics stay those of the forward that the loss belongs to.
+        ctx.affine = ctx.line = None
+        if origin is None:
+            ctx.save_for_backward(source, scores)
         else:
-            with torch.autocast(source.device.type, enabled=False):
-                charge, table = forward_slabs(source, scores, mask, count, reading)
-        # The latent alone is saved: checkpointing runs this again and must find the same tensors,
-        # while mask and statistics stay those of the forward that the loss was taken of.
-        ctx.save_for_backward(source, scores)
-        ctx.mask, ctx.count, ctx.reading, ctx.table = mask, count, reading, table.detach()
+            ctx.save_for_backward(origin.source, scores)
+            ctx.affine, ctx.line = origin.affine, origin.line()
+        ctx.job, ctx.mask, ctx.count, ctx.table = job, mask, count, table.detach()
+        ctx.mean_direction = mean_direction if job.keeps_direction else None
+        ctx.slopes = slopes
         ctx.mark_non_differentiable(charge)
-        if passing is None:  # no output of None, which torch.compile cannot trace
-            return charge, table
-        if passing == "alias":
-            return charge, table, source.detach()
-        return charge, table, source.clone() if copied is None else copied
+        if job.passing is not None:  # no output of None, which torch.compile cannot trace
+            outputs.append(source.detach() if copied is None else copied)
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        _, grad_table, *handed = grads
-        grad_passed = handed[0] if handed else None
+        _, grad_table, *more = grads
+        job = ctx.job
+        grad_loss = more.pop(0) if job.terms is not None else None
+        grad_passed = more[0] if more else None
         rest = (None, None, None, None)
-        if grad_table is None:
+        if grad_table is None and grad_loss is None:
             return grad_passed, None, *rest
         source, scores = ctx.saved_tensors
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            first, second = _differentiable_backward(
-                source, scores, ctx.mask, ctx.reading, grad_table
-            )
+            first, second = _differentiable_backward(ctx, source, scores, grad_table, grad_loss)
             if first is not None and grad_passed is not None:
                 first = first + grad_passed
             return first, second, *rest
-        known = (source, scores, ctx.mask, ctx.count, ctx.table)
-        if ctx.by_kernels:
-            mean_direction = ctx.mean_direction
-            if mean_direction is None:  # small samples: looked at again, not kept
-                mean_direction = kernels.measure_forward(
-                    source, scores, ctx.mask, ctx.count, ctx.reading, copy=False
-                )[-1]
-            first, second = kernels.measure_backward(
-                *known, mean_direction, ctx.reading, grad_passed, grad_table
-            )
-            return first, second, *rest
-        with torch.autocast(source.device.type, enabled=False):
-            first, second = backward_slabs(*known, ctx.reading, grad_passed, grad_table)
+        compute, scale = backend(job.by_kernels), None
+        if grad_loss is not None:
+            slopes = ctx.slopes
+            if slopes is None:
+                _, slopes = compute.pair_loss(ctx.table, ctx.count, job.terms, job.weight, True)
+            if grad_table is None:
+                grad_table, scale = slopes, grad_loss
+            else:
+                grad_table = grad_table + slopes * grad_loss
+        assert grad_table is not None
+        known = source, scores, ctx.mask, ctx.count, ctx.table, ctx.mean_direction, job.reading
+        first, second = compute.atoms_gradient(*known, grad_passed, grad_table, scale, ctx.line)
         return first, second, *rest
 
 
 def _differentiable_backward(
+    ctx: Any,
     source: Tensor,
     scores: Tensor | None,
-    mask: Tensor | None,
-    reading: Reading,
-    grad_table: Tensor,
+    grad_table: Tensor | None,
+    grad_loss: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None]:
     """The same gradient by autograd through the plain formulas, to be differentiated again."""
-    table = plain_table(source, scores, mask, reading)
+    job = ctx.job
+    if ctx.affine is not None:
+        source = ctx.affine.normalize(source)
+    table = reference.table_of(reference.read_atoms(source, scores, ctx.mask, job.reading))
+    outputs, arriving = [], []
+    if grad_table is not None:
+        outputs.append(table)
+        arriving.append(grad_table)
+    if grad_loss is not None:
+        outputs.append(reference.pair_loss(Statistics(table, ctx.count), job.terms))
+        arriving.append(job.weight * grad_loss)
     inputs = [t if t is not None and t.requires_grad else None for t in (source, scores)]
-    wanted = [tensor for tensor in inputs if tensor is not None]
     grads = iter(
-        torch.autograd.grad(table, wanted, grad_table, create_graph=True, materialize_grads=True)
+        torch.autograd.grad(
+            *(outputs, [tensor for tensor in inputs if tensor is not None], arriving),
+            create_graph=True,
+            materialize_grads=True,
+        )
     )
     first, second = (None if tensor is None else next(grads) for tensor in inputs)
     return first, second
 
 
-def plain_table(
-    source: Tensor, scores: Tensor | None, mask: Tensor | None, reading: Reading
-) -> Tensor:
-    """The table of statistics by plain formulas, differentiable twice."""
-    tokens = reading.layout.tokens(source)
-    if scores is None:
-        atoms = form_atoms(tokens, mask, norm=reading.norm, charge=reading.feature or 0)
-    else:
-        atoms = form_atoms(
-            tokens, mask, norm=reading.norm, charge=lambda _: scores, position=lambda p: p
-        )
-    return Statistics.pack(
-        *(atoms.protons, atoms.electrons, atoms.charge_sum, atoms.charge_square),
-        *(atoms.radius, atoms.nucleus),
-    )
+def _by_autograd(
+    source: Tensor,
+    scores: Tensor | None,
+    mask: Tensor | None,
+    count: Tensor,
+    reading: Reading,
+    terms: Terms | None,
+    weight: float,
+    passing: str | None,
+) -> Measured:
+    """The same by the plain formulas, for torch.func and forward-mode AD."""
+    atoms = reference.read_atoms(source, scores, mask, reading)
+    statistics = Statistics(reference.table_of(atoms), count)
+    if terms is not None:
+        loss = weight * reference.pair_loss(statistics, terms)
+        statistics = Statistics(statistics.table, count, Ready(loss, terms, weight))
+    passed = source.clone() if passing == "clone" else source if passing else None
+    return Measured(passed, atoms.charge.detach().to(source.dtype), statistics)
+
+
+def _has_room(source: Tensor, reading: Reading, vectors: int) -> bool:
+    """Whether that many vectors per sample may be kept for the backward pass.
+
+    2: the table and s; 3: the gradient of the loss with respect to the table as well. What is not
+    kept is recomputed. Together with the charges they are to stay under 5 % of the latent, or of
+    one with 64 features where it has fewer; each takes 4 bytes per feature.
+    """
+    samples, length, _ = reading.layout.sizes(source)
+    features = max(64, source.numel() // max(1, samples * length))
+    column = length * source.element_size()  # bytes of one feature of a sample
+    return 20 * (column + 4 * vectors * (features + 5)) < features * column

@@ -1,4 +1,4 @@
-"""What a sample's tokens come down to, and how a tensor is read for it."""
+"""What the tokens of a sample reduce to, how a tensor is read for it, and what the loss is."""
 
 from __future__ import annotations
 
@@ -8,31 +8,61 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atomsep.checks import Norm
+from atomsep.checks import Norm, Scale
 from atomsep.core.layout import Layout
 
 FIELDS = 5
 """Columns of a table of statistics before the nucleus: P, G, sum q, sum q² and the radius."""
 
 
+class Reading(NamedTuple):
+    """How a tensor is read as charges and positions.
+
+    Attributes:
+        layout: where its tokens are.
+        feature: the feature that is the score and no part of the position; None if the scores
+            come in a tensor of their own.
+        norm: 1 or 2.
+    """
+
+    layout: Layout
+    feature: int | None
+    norm: Norm
+
+
+class Terms(NamedTuple):
+    """What the loss consists of: `mean E + neutrality · (...) + occupancy · (...)`."""
+
+    norm: Norm
+    softening: float
+    scale: Scale
+    neutrality: float
+    occupancy: float
+
+
+class Ready(NamedTuple):
+    """The loss over all pairs, computed together with the statistics."""
+
+    loss: Tensor
+    terms: Terms
+    weight: float
+
+
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """What one sample's tokens come down to; the loss needs nothing else.
+    """What the tokens of each sample reduce to; the loss needs nothing else.
 
-    One table, so that one tensor and one gradient travel through the graph.
+    They are one table, so that one tensor and one gradient travel through the graph.
 
     Attributes:
         table: `(M, 5 + h')`: P, G, sum q, sum q², the radius, then the nucleus.
         count: number of real tokens, `(M,)`.
-        roomy: whether a vector a sample is little beside its tokens, and may be kept for the
-            backward pass rather than computed again.
-        ready: the loss, where it was computed with them, and the terms and weight it is for.
+        ready: the loss over all pairs, where it was computed in the same node.
     """
 
     table: Tensor
     count: Tensor
-    roomy: bool = True
-    ready: tuple[Tensor, object] | None = None
+    ready: Ready | None = None
 
     @staticmethod
     def pack(
@@ -43,7 +73,7 @@ class Statistics:
         radius: Tensor,
         nucleus: Tensor,
     ) -> Tensor:
-        """The table of its columns."""
+        """The table with these columns."""
         fields = torch.stack([protons, electrons, charge_sum, charge_square, radius], dim=1)
         return torch.cat([fields, nucleus], dim=1)
 
@@ -79,19 +109,4 @@ class Statistics:
 
     def detach(self) -> Statistics:
         """The same numbers, cut from the graph."""
-        return Statistics(self.table.detach(), self.count, self.roomy)
-
-
-class Reading(NamedTuple):
-    """How a tensor is read as charges and positions.
-
-    Attributes:
-        layout: where its tokens lie.
-        feature: the feature that is the score, left out of the position; None if the scores
-            come as a tensor of their own.
-        norm: 1 or 2.
-    """
-
-    layout: Layout
-    feature: int | None
-    norm: Norm
+        return Statistics(self.table.detach(), self.count)

@@ -114,8 +114,8 @@ class LayerTap:
             return None
         self._settle(at_next_forward=True)
         self.recall = (mask, criterion.draws)
-        # A compiled graph must not depend on the weight: it would be compiled for each anew.
-        weight = None if torch.compiler.is_compiling() else attachment.weight
+        # A compiled graph must not depend on the weight: it would be recompiled for each one.
+        weight = 1.0 if torch.compiler.is_compiling() else attachment.weight
         measured = criterion.measure(
             *(latent, mask, layout),
             passing=self._passing(),

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from atomsep.checks import count_tokens
-from atomsep.core import kernels
+from atomsep.core import kernels, plain
 from atomsep.core.layout import Layout
-from atomsep.core.plain.atoms import backward_slabs, forward_slabs
 from atomsep.core.statistics import Reading
 
 GRADIENT = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
@@ -99,8 +98,10 @@ def check(case: Case, device: torch.device) -> None:
 
     moved = source.to(device), _to(scores, device), _to(mask, device), count.to(device)
     assert kernels.supports(*moved[:3], reading)
-    copied, charge, table, mean_direction = kernels.measure_forward(*moved, reading, case.copy)
-    expected_charge, expected = forward_slabs(wide, wide_scores, mask, count.double(), reading)
+    copied, charge, table, mean_direction = kernels.read_atoms(*moved, reading, case.copy)
+    _, expected_charge, expected, _ = plain.read_atoms(
+        wide, wide_scores, mask, count.double(), reading
+    )
 
     assert (copied is not None) == case.copy
     if copied is not None:
@@ -127,11 +128,11 @@ def check(case: Case, device: torch.device) -> None:
         grad_passed = case.arrange(arriving)
         if case.passed == "other":
             grad_passed = grad_passed.transpose(0, -1).contiguous().transpose(0, -1)
-    grad_source, grad_scores = kernels.measure_backward(
+    grad_source, grad_scores = kernels.atoms_gradient(
         *(*moved, table, mean_direction, reading, _to(grad_passed, device), grad_table)
     )
-    expected_source, expected_scores = backward_slabs(
-        *(wide, wide_scores, mask, count.double(), expected, reading),
+    expected_source, expected_scores = plain.atoms_gradient(
+        *(wide, wide_scores, mask, count.double(), expected, None, reading),
         *(None if grad_passed is None else grad_passed.double(), grad_table.double().cpu()),
     )
     tolerance = GRADIENT[case.dtype]

@@ -12,14 +12,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from atomsep.core.kernels import backward, looks, pairs
+from atomsep.core.kernels import backward, forward_kernels, pairs
 
 ORIGIN = ("stretches", "shifts")
 POINTERS = {
     "source": "*bf16", "scores": "*bf16", "mask": "*i1", "copy": "*bf16", "charge": "*bf16",
     "arriving": "*bf16", "written": "*bf16", "grad_scores": "*bf16", "arrivals": "*i32",
     **dict.fromkeys(("count", "scratch", "table", "mean_direction", "grad_table"), "*fp32"),
-    **dict.fromkeys(("losses", "slopes", "grad", "scale", "lightness"), "*fp32"), "order": "*i16",
+    **dict.fromkeys(("losses", "slopes", "scale", "lightness"), "*fp32"), "order": "*i16",
     **dict.fromkeys(("parts", "loss", "numbers", *ORIGIN), "*fp32"),
     **dict.fromkeys(("weight", "softening", "pair_weight", "target"), "fp32"),
     **dict.fromkeys(("neutrality", "occupancy"), "fp32"),
@@ -65,10 +65,13 @@ def main() -> None:
         tile = {"ROWS": rows, "TOKENS": 4 if rows else 32, "FEATURES": 64 if whole else 32, **kind}
         second = {**tile, "WHOLE": whole, "STEPS": 8, "KEPT": 8, "STAGES": 3 if rows else 1}
         lists = () if rows and whole else ("lightness", "order") if rows else ("order",)
-        kernels = [(looks.radius_kernel, second), (backward.backward_kernel, second)]
+        kernels = [(forward_kernels.radius_kernel, second), (backward.backward_kernel, second)]
         if whole:
             first = {k: v for k, v in tile.items() if k != "NORM"}
-            kernels += [(looks.nucleus_kernel, first), (looks.atoms_kernel, tile)]
+            kernels += [
+                (forward_kernels.nucleus_kernel, first),
+                (forward_kernels.atoms_kernel, tile),
+            ]
         for kernel, constants in kernels:
             names = kernel.arg_names
             absent = {k: None for k in (*missing, *lists) if k in names}
@@ -81,12 +84,12 @@ def main() -> None:
             ):
                 compile_kernel(kernel, warps, **constants, **absent, lightness=None)
                 done += 1
-    parts = ({"grad": None}, {"grad": None, "slopes": None}, {"losses": None})
+    parts: tuple[dict[str, None], ...] = ({}, {"slopes": None})
     for norm, missing in itertools.product((1, 2), parts):
         blocks = {"NORM": norm, "MEAN": True, "OWN": 4, "OTHERS": 32, "CHUNK": 32}
         compile_kernel(pairs.pairs_kernel, 4, **blocks, **missing)
         done += 1
-    for missing in ({}, {"parts": None, "slopes": None}, {"losses": None, "loss": None}):
+    for missing in ({}, {"parts": None, "slopes": None}):
         compile_kernel(pairs.gather_kernel, 4, GATHERED=512, **missing)
         done += 1
     print(f"{done} kernels compiled")

@@ -7,10 +7,9 @@ import torch
 from cases import VALUE, Case, check, relative
 
 from atomsep.checks import count_tokens
-from atomsep.core import kernels
+from atomsep.core import kernels, plain
 from atomsep.core.kernels import blocks, forward
 from atomsep.core.layout import Layout
-from atomsep.core.plain.atoms import forward_slabs
 from atomsep.core.statistics import Reading
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -123,16 +122,16 @@ def test_charges_at_their_limits(memory: str, device: torch.device) -> None:
     source = case.arrange(values)
     reading = Reading(case.layout(), 0, 2)
     count = torch.full((4,), 9.0)
-    _, charge, table, mean_direction = kernels.measure_forward(
+    _, charge, table, mean_direction = kernels.read_atoms(
         source.to(device), None, None, count.to(device), reading, False
     )
-    expected = forward_slabs(source.double(), None, None, count.double(), reading)
+    expected = plain.read_atoms(source.double(), None, None, count.double(), reading)[1:3]
     for value, other in zip((charge, table), expected, strict=True):
         assert relative(value, other) < VALUE
     assert torch.equal(charge.sign().cpu(), expected[0].sign().float())
     assert not mean_direction[0].any()
     assert not mean_direction[3].any()
-    grad, _ = kernels.measure_backward(
+    grad, _ = kernels.atoms_gradient(
         *(source.to(device), None, None, count.to(device), table, mean_direction, reading),
         *(None, torch.ones_like(table)),
     )
@@ -151,7 +150,7 @@ def test_rows_of_other_than_electrons_are_read_once(
     mask = (torch.rand(3, 41, generator=generator) < 0.8).to(device) if masked else None
     reading = Reading(Layout("channels_last"), 0, 2)
     known = None, mask, count_tokens(source, mask)
-    expected = kernels.measure_forward(source, *known, reading, False)
+    expected = kernels.read_atoms(source, *known, reading, False)
     poisoned = source.clone()
     poisoned[:, :, 1:][source[:, :, 0] >= 0] = torch.nan
 
@@ -164,14 +163,14 @@ def test_rows_of_other_than_electrons_are_read_once(
     found = forward._plan
     monkeypatch.setattr(forward, "_plan", plan)
     for value, other in zip(
-        kernels.measure_forward(source, *known, reading, False)[1:], expected[1:], strict=True
+        kernels.read_atoms(source, *known, reading, False)[1:], expected[1:], strict=True
     ):
         assert torch.equal(value, other)
     _, _, table, mean_direction = expected
     passed, arriving = torch.randn_like(source), torch.randn_like(table)
     rest = *known, table, mean_direction, reading, passed, arriving
-    before, _ = kernels.measure_backward(source, *rest)
-    after, _ = kernels.measure_backward(poisoned, *rest)
+    before, _ = kernels.atoms_gradient(source, *rest)
+    after, _ = kernels.atoms_gradient(poisoned, *rest)
     assert before.isfinite().all()
     assert torch.equal(before, after)
 
@@ -185,8 +184,8 @@ def test_the_same_bits_every_time(memory: str, features: int, device: torch.devi
     source = case.arrange(values).to(device)
     reading = Reading(case.layout(), 0, 2)
     count = torch.full((3,), 33.0, device=device)
-    first = kernels.measure_forward(source, None, None, count, reading, False)
-    second = kernels.measure_forward(source, None, None, count, reading, False)
+    first = kernels.read_atoms(source, None, None, count, reading, False)
+    second = kernels.read_atoms(source, None, None, count, reading, False)
     for one, other in zip(first[1:], second[1:], strict=True):
         assert one is not None
         assert other is not None
@@ -236,18 +235,18 @@ def test_more_numbers_than_32_bits_count(axes: str, device: torch.device) -> Non
     source = torch.empty(shape, dtype=torch.bfloat16, device=device).normal_()
     reading = Reading(Layout(axes), 0, 2)  # type: ignore[arg-type]
     count = torch.full((9000,), 1024.0, device=device)
-    _, charge, table, direction = kernels.measure_forward(source, None, None, count, reading, False)
+    _, charge, table, direction = kernels.read_atoms(source, None, None, count, reading, False)
     arriving = torch.randn_like(table)
-    grad, _ = kernels.measure_backward(
+    grad, _ = kernels.atoms_gradient(
         *(source, None, None, count, table, direction, reading, source, arriving)
     )
     alone, one = source[-1:].clone(), count[-1:]
-    expected = kernels.measure_forward(alone, None, None, one, reading, False)
+    expected = kernels.read_atoms(alone, None, None, one, reading, False)
     # s is held against the sum of its weights, as in `check`: directions cancel
     scales = None, None, expected[2][:, 1].double().cpu() / 1024
     for value, other, scale in zip((charge, table, direction), expected[1:], scales, strict=True):
         assert relative(value[-1:], other.double().cpu(), scale) < 1e-6
-    expected_grad, _ = kernels.measure_backward(
+    expected_grad, _ = kernels.atoms_gradient(
         *(alone, None, None, one, *expected[2:], reading, alone, arriving[-1:])
     )
     assert relative(grad[-1:], expected_grad.double().cpu()) < 1e-4

@@ -1,15 +1,13 @@
-"""The loss over all pairs and its gradient: the kernels against the plain path in float64."""
+"""The loss over all pairs and its gradient: the kernels against autograd in float64."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from atomsep import use_kernels
-from atomsep.core import kernels
+from atomsep.core import kernels, reference
 from atomsep.core.kernels import blocks, pairs
-from atomsep.core.plain.pairs import Terms, total_loss
-from atomsep.core.statistics import Statistics
+from atomsep.core.statistics import Statistics, Terms
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -30,21 +28,20 @@ def draw(samples: int, width: int, seed: int = 0) -> Statistics:
 
 def check(statistics: Statistics, terms: Terms, device: torch.device) -> None:
     leaf = statistics.table.clone().requires_grad_()
-    with use_kernels("torch"):
-        expected = total_loss(Statistics(leaf, statistics.count), terms)
+    expected = reference.pair_loss(Statistics(leaf, statistics.count), terms)
     [gradient] = torch.autograd.grad(expected, leaf)
 
     table, count = statistics.table.float().to(device), statistics.count.float().to(device)
-    assert kernels.supports_pairs(table)
-    alone, none = kernels.pairs_forward(table, count, terms, False)
-    loss, slopes = kernels.pairs_forward(table, count, terms, True)
+    alone, none = kernels.pair_loss(table, count, terms, 1.0, False)
+    loss, slopes = kernels.pair_loss(table, count, terms, 1.0, True)
+    weighted, weighted_slopes = kernels.pair_loss(table, count, terms, 2.0, True)
     assert none is None
     assert loss.shape == ()
     assert torch.equal(alone, loss)
     torch.testing.assert_close(loss.double().cpu(), expected.detach(), rtol=1e-5, atol=1e-12)
     assert slopes is not None
-    half = torch.tensor(0.5, device=device)
-    for found in (slopes, kernels.pairs_gradient(table, count, terms, half, 2.0)):
+    torch.testing.assert_close(weighted, 2 * loss)
+    for found in (slopes, weighted_slopes / 2):
         assert found.shape == gradient.shape
         for columns in (*range(5), slice(5, None)):
             error = (found[:, columns].double().cpu() - gradient[:, columns]).norm()

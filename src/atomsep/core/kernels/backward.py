@@ -26,8 +26,10 @@ import triton.language as tl
 from torch import Tensor
 
 from atomsep.core.kernels.blocks import Latent, backward_blocks, ceil_div
+from atomsep.core.kernels.forward import read_atoms
 from atomsep.core.kernels.launch import Launch, on
-from atomsep.core.kernels.read import (
+from atomsep.core.kernels.strides import empty_like, geometry, score_at, token_view
+from atomsep.core.kernels.tile import (
     READ,
     charge_gradient,
     charge_of,
@@ -44,45 +46,28 @@ from atomsep.core.kernels.read import (
     tile_mask,
     unpack,
 )
-from atomsep.core.kernels.strides import empty_like, geometry, score_at, token_view
 
 if TYPE_CHECKING:
     from atomsep.core.layout import Layout
     from atomsep.core.statistics import Reading
 
 
-def measure_backward(
+def atoms_gradient(
     source: Tensor,
     scores: Tensor | None,
     mask: Tensor | None,
     count: Tensor,
     table: Tensor,
-    mean_direction: Tensor,
+    mean_direction: Tensor | None,
     reading: Reading,
     grad_passed: Tensor | None,
     grad_table: Tensor,
     scale: Tensor | None = None,
     line: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The twin of `atomsep.core.plain.atoms.backward_slabs`.
-
-    Args:
-        source: the tokens in their layout, or what they are made of by `line`.
-        scores: `(M, N)` where `reading.feature` is None.
-        mask: True on real tokens, `(M, N)`.
-        count: number of real tokens, `(M,)`.
-        table: of statistics, `(M, 5 + h')`, of the forward pass.
-        mean_direction: s, `(M, h')`, of the forward pass.
-        reading: layout, feature and norm.
-        grad_passed: the gradient that arrives for the latent itself, if any.
-        grad_table: the gradient that arrives for the table.
-        scale: a factor of it, a scalar.
-        line: stretch and shift by feature, `(h,)`, float32, that make the tokens of the source;
-            None where it is the tokens.
-
-    Returns:
-        The gradients of source and scores; None for the second where there are no scores.
-    """
+    """See `atomsep.core.backend.Backend`."""
+    if mean_direction is None:
+        *_, mean_direction = read_atoms(source, scores, mask, count, reading)
     layout = reading.layout
     grad_source = empty_like(source, layout)
     scores = None if scores is None else scores.contiguous()

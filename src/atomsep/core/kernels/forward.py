@@ -41,8 +41,8 @@ from atomsep.core.kernels.blocks import (
     radius_blocks,
     sample_blocks,
 )
+from atomsep.core.kernels.forward_kernels import atoms_kernel, nucleus_kernel, radius_kernel
 from atomsep.core.kernels.launch import Launch, on
-from atomsep.core.kernels.looks import atoms_kernel, nucleus_kernel, radius_kernel
 from atomsep.core.kernels.strides import empty_like, geometry, score_at, token_view
 from atomsep.core.statistics import FIELDS
 
@@ -53,28 +53,15 @@ TALLIES = 4
 """Numbers that a tile of the first launch leaves beside its sums over features."""
 
 
-def measure_forward(
+def read_atoms(
     source: Tensor,
     scores: Tensor | None,
     mask: Tensor | None,
     count: Tensor,
     reading: Reading,
-    copy: bool,
+    copy: bool = False,
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """The twin of `atomsep.core.plain.atoms.forward_slabs`.
-
-    Args:
-        source: the tokens in their layout.
-        scores: `(M, N)` where `reading.feature` is None.
-        mask: True on real tokens, `(M, N)`.
-        count: number of real tokens, `(M,)`, float32.
-        reading: layout, feature and norm.
-        copy: whether to write a copy of the source as well.
-
-    Returns:
-        The copy or None, charge `(M, N)`, the table of statistics `(M, 5 + h')`, and the mean
-        direction s, `(M, h')`.
-    """
+    """See `atomsep.core.backend.Backend`."""
     layout, device = reading.layout, source.device
     copied = target = None
     if copy:

@@ -1,172 +1,155 @@
-"""The kernels as operators of PyTorch, for torch.compile.
+"""The kernels as operators of PyTorch: the backend while torch.compile traces.
 
-An operator is a black box that the compiler traces around: its fake implementation says what
-comes out. Calling one costs some host time, so eager code calls the launchers themselves. An
-operator returns no alias of an input and no None, hence the packed fields and the empty copy.
+An operator is a black box that the compiler traces around; its fake implementation says what comes
+out. Calling one costs host time, so eager code calls the launchers directly. An operator returns
+neither an alias of an input nor None, hence the empty tensors.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
+from torch.library import Library, register_fake
 
-from atomsep.core.layout import Axes, Layout
+from atomsep.core import kernels
+from atomsep.core.kernels.strides import empty_like
+from atomsep.core.layout import Layout
+from atomsep.core.plain.atoms import apply_line
+from atomsep.core.statistics import FIELDS, Reading, Terms
 
-if TYPE_CHECKING:
-    from atomsep.checks import Norm, Scale
-    from atomsep.core.plain.pairs import Terms
-    from atomsep.core.statistics import Reading
-
-
-def _reading(axes: str, skip: int, feature: int | None, norm: int) -> Reading:
-    from atomsep.core.statistics import Reading
-
-    return Reading(Layout(cast("Axes", axes), skip), feature, cast("Norm", norm))
+_LIBRARY = Library("atomsep", "DEF")
+_TAG = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
+"""The operators read tensors in place: the compiler must not choose other strides for them."""
 
 
-def _terms(norm: int, softening: float, scale: str, neutrality: float, occupancy: float) -> Terms:
-    from atomsep.core.plain.pairs import Terms
+def _operator(schema: str, real: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema, tags=(_TAG,))
+    _LIBRARY.impl(name, real, "CompositeExplicitAutograd")
+    register_fake(f"atomsep::{name}", fake, lib=_LIBRARY)
+    return getattr(torch.ops.atomsep, name)
 
-    return Terms(cast("Norm", norm), softening, cast("Scale", scale), neutrality, occupancy)
+
+def _reading(axes: Any, skip: int, feature: int | None, norm: Any) -> Reading:
+    return Reading(Layout(axes, skip), feature, norm)
 
 
-@custom_op(
-    "atomsep::measure_forward",
-    mutates_args=(),
-    schema="(Tensor source, Tensor? scores, Tensor? mask, Tensor count, str axes, int skip, "
-    "int? feature, int norm, bool copy) -> (Tensor, Tensor, Tensor, Tensor)",
-)
-def measure_forward(
-    source: Tensor,
-    scores: Tensor | None,
-    mask: Tensor | None,
-    count: Tensor,
-    axes: str,
-    skip: int,
-    feature: int | None,
-    norm: int,
-    copy: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`atomsep.core.kernels.forward.measure_forward`; an empty tensor where no copy is asked for."""
-    from atomsep.core.kernels import forward
+def _flat(reading: Reading) -> tuple[str, int, int | None, int]:
+    layout, feature, norm = reading
+    return layout.axes, layout.skip, feature, norm
 
-    reading = _reading(axes, skip, feature, norm)
-    copied, *rest = forward.measure_forward(source, scores, mask, count, reading, copy)
+
+def _or_empty(tensor: Tensor | None, like: Tensor) -> Tensor:
+    return like.new_empty(0) if tensor is None else tensor
+
+
+def _read(source: Tensor, scores: Any, mask: Any, count: Any, copy: bool, *reading: Any) -> Any:
+    copied, *rest = kernels.read_atoms(source, scores, mask, count, _reading(*reading), copy)
     charge, table, mean_direction = rest
-    return source.new_empty(0) if copied is None else copied, charge, table, mean_direction
+    return _or_empty(copied, source), charge, table, _or_empty(mean_direction, table)
 
 
-@measure_forward.register_fake
-def _(
-    source: Tensor,
-    scores: Tensor | None,
-    mask: Tensor | None,
-    count: Tensor,
-    axes: str,
-    skip: int,
-    feature: int | None,
-    norm: int,
-    copy: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    layout = Layout(cast("Axes", axes), skip)
-    samples, length, features = layout.tokens(source).shape
+def _read_fake(source: Tensor, scores: Any, mask: Any, count: Any, copy: bool, *key: Any) -> Any:
+    layout, feature, _ = _reading(*key)
+    samples, length, features = layout.sizes(source)
     width = features if feature is None else features - 1
-    floats = torch.float32
     return (
-        layout.empty_like(source) if copy else source.new_empty(0),
+        empty_like(source, layout) if copy else source.new_empty(0),
         source.new_empty(samples, length),
-        source.new_empty(samples, 5 + width, dtype=floats),
-        source.new_empty(samples, width, dtype=floats),
+        source.new_empty(samples, FIELDS + width, dtype=torch.float32),
+        source.new_empty(samples, width, dtype=torch.float32),
     )
 
 
-@custom_op(
-    "atomsep::measure_backward",
-    mutates_args=(),
-    schema="(Tensor source, Tensor? scores, Tensor? mask, Tensor count, Tensor table, "
-    "Tensor mean_direction, str axes, int skip, int? feature, int norm, Tensor? grad_passed, "
-    "Tensor grad_table) -> (Tensor, Tensor)",
+_read_op = _operator(
+    "read_atoms(Tensor source, Tensor? scores, Tensor? mask, Tensor count, bool copy, str axes, "
+    "int skip, int? feature, int norm) -> (Tensor, Tensor, Tensor, Tensor)",
+    _read,
+    _read_fake,
 )
-def measure_backward(
+
+
+def read_atoms(
+    source: Tensor,
+    scores: Tensor | None,
+    mask: Tensor | None,
+    count: Tensor,
+    reading: Reading,
+    copy: bool = False,
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
+    """See `atomsep.core.backend.Backend`."""
+    copied, *rest = _read_op(source, scores, mask, count, copy, *_flat(reading))
+    charge, table, mean_direction = rest
+    return copied if copy else None, charge, table, mean_direction
+
+
+def _gradient(*arguments: Any) -> tuple[Tensor, Tensor]:
+    (*known, grad_passed, grad_table, scale), reading = arguments[:-4], _reading(*arguments[-4:])
+    first, second = kernels.atoms_gradient(*known, reading, grad_passed, grad_table, scale)
+    return first, _or_empty(second, first)
+
+
+def _gradient_fake(source: Tensor, scores: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    second = None if scores is None else torch.empty_like(scores.contiguous())
+    return empty_like(source, Layout(*rest[-4:-2])), _or_empty(second, source)
+
+
+_gradient_op = _operator(
+    "atoms_gradient(Tensor source, Tensor? scores, Tensor? mask, Tensor count, Tensor table, "
+    "Tensor? mean_direction, Tensor? grad_passed, Tensor grad_table, Tensor? scale, str axes, "
+    "int skip, int? feature, int norm) -> (Tensor, Tensor)",
+    _gradient,
+    _gradient_fake,
+)
+
+
+def atoms_gradient(
     source: Tensor,
     scores: Tensor | None,
     mask: Tensor | None,
     count: Tensor,
     table: Tensor,
-    mean_direction: Tensor,
-    axes: str,
-    skip: int,
-    feature: int | None,
-    norm: int,
+    mean_direction: Tensor | None,
+    reading: Reading,
     grad_passed: Tensor | None,
     grad_table: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """`atomsep.core.kernels.backward.measure_backward`; an empty tensor where there are no scores."""
-    from atomsep.core.kernels import backward
-
-    first, second = backward.measure_backward(
-        *(source, scores, mask, count, table, mean_direction),
-        *(_reading(axes, skip, feature, norm), grad_passed, grad_table),
+    scale: Tensor | None = None,
+    line: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """See `atomsep.core.backend.Backend`."""
+    if line is not None:  # where a compiler traces the backward pass alone
+        source = apply_line(source, line)
+    first, second = _gradient_op(
+        *(source, scores, mask, count, table, mean_direction, grad_passed, grad_table, scale),
+        *_flat(reading),
     )
-    return first, source.new_empty(0) if second is None else second
+    return first, None if scores is None else second
 
 
-@measure_backward.register_fake
-def _(
-    source: Tensor,
-    scores: Tensor | None,
-    mask: Tensor | None,
-    count: Tensor,
-    table: Tensor,
-    mean_direction: Tensor,
-    axes: str,
-    skip: int,
-    feature: int | None,
-    norm: int,
-    grad_passed: Tensor | None,
-    grad_table: Tensor,
-) -> tuple[Tensor, Tensor]:
-    first = Layout(cast("Axes", axes), skip).empty_like(source)
-    return first, source.new_empty(0) if scores is None else torch.empty_like(scores.contiguous())
+def _loss(table: Tensor, count: Tensor, weight: float, gradient: bool, *terms: Any) -> Any:
+    loss, slopes = kernels.pair_loss(table, count, Terms(*terms), weight, gradient)
+    return loss, _or_empty(slopes, loss)
 
 
-@custom_op(
-    "atomsep::pairs_forward",
-    mutates_args=(),
-    schema="(Tensor table, Tensor count, int norm, float softening, str scale, float neutrality, "
-    "float occupancy, bool gradient) -> (Tensor, Tensor)",
+def _loss_fake(table: Tensor, count: Tensor, weight: float, gradient: bool, *terms: Any) -> Any:
+    slopes = torch.empty_like(table, memory_format=torch.contiguous_format) if gradient else None
+    return table.new_empty(()), _or_empty(slopes, table)
+
+
+_loss_op = _operator(
+    "pair_loss(Tensor table, Tensor count, float weight, bool gradient, int norm, float softening, "
+    "str scale, float neutrality, float occupancy) -> (Tensor, Tensor)",
+    _loss,
+    _loss_fake,
 )
-def pairs_forward(
-    table: Tensor,
-    count: Tensor,
-    norm: int,
-    softening: float,
-    scale: str,
-    neutrality: float,
-    occupancy: float,
-    gradient: bool,
-) -> tuple[Tensor, Tensor]:
-    """`atomsep.core.kernels.pairs.pairs_forward`; an empty tensor where no gradient is asked for."""
-    from atomsep.core.kernels import pairs
-
-    terms = _terms(norm, softening, scale, neutrality, occupancy)
-    loss, slopes = pairs.pairs_forward(table, count, terms, gradient)
-    return loss, loss.new_empty(0) if slopes is None else slopes
 
 
-@pairs_forward.register_fake
-def _(
-    table: Tensor,
-    count: Tensor,
-    norm: int,
-    softening: float,
-    scale: str,
-    neutrality: float,
-    occupancy: float,
-    gradient: bool,
-) -> tuple[Tensor, Tensor]:
-    slopes = torch.empty_like(table, memory_format=torch.contiguous_format)
-    return table.new_empty(()), slopes if gradient else table.new_empty(0)
+def pair_loss(
+    table: Tensor, count: Tensor, terms: Terms, weight: float, gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    """See `atomsep.core.backend.Backend`."""
+    loss, slopes = _loss_op(table, count, weight, gradient, *terms)
+    return loss, slopes if gradient else None

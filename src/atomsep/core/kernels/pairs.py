@@ -28,87 +28,49 @@ from torch import Tensor
 
 from atomsep.core.kernels.blocks import GATHERED, ceil_div, pair_blocks
 from atomsep.core.kernels.launch import Launch, on
-from atomsep.core.kernels.read import directions, sizes
+from atomsep.core.kernels.tile import directions, sizes
 from atomsep.core.statistics import FIELDS
 from atomsep.functional import OCCUPANCY_TARGET
 
 if TYPE_CHECKING:
-    from atomsep.core.plain.pairs import Terms
+    from atomsep.core.statistics import Terms
 
 
-def pairs_forward(
-    table: Tensor, count: Tensor, terms: Terms, gradient: bool, weight: float = 1.0
+def pair_loss(
+    table: Tensor, count: Tensor, terms: Terms, weight: float, gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The loss of a batch over all pairs, and its gradient.
-
-    Args:
-        table: of statistics, `(M, 5 + h')`, float32.
-        count: number of real tokens, `(M,)`.
-        terms: norm, softening, scale and the weights of the constraints.
-        gradient: whether to compute it as well.
-        weight: factor of both.
-
-    Returns:
-        The loss, a scalar, and its gradient with respect to the table; None if not asked for.
-    """
-    table, plan = _prepare(table, count, terms)
+    """See `atomsep.core.backend.Backend`."""
+    table = table.contiguous()
+    plan = _plan(*table.shape, table.device, terms, gradient, count.dtype)
     losses = torch.empty(plan.programs, dtype=torch.float32, device=table.device)
     slopes = parts = None
     if gradient:
-        slopes, parts = _memory(table, plan)
+        slopes = parts = torch.empty_like(table)
+        if plan.splits > 1:  # each part of the others has its own sums
+            parts = table.new_empty(plan.splits, *table.shape)
     with on(table.device):
-        launch = plan.both if gradient else plan.loss
-        launch((table, count, losses, parts, None), (weight,))
+        plan.pairs((table, count, losses, parts), (weight,))
         if plan.programs == 1:
             return losses.reshape(()), slopes
         loss = losses.new_empty(())
-        if parts is slopes:
-            plan.gather_losses((None, losses, None, loss))
-        else:
-            plan.gather_both((parts, losses, slopes, loss))
+        split = parts is not slopes
+        plan.gather((parts if split else None, losses, slopes if split else None, loss))
     return loss, slopes
 
 
-def pairs_gradient(
-    table: Tensor, count: Tensor, terms: Terms, grad: Tensor, weight: float = 1.0
-) -> Tensor:
-    """The gradient alone, times the one that arrives for the loss, a scalar."""
-    table, plan = _prepare(table, count, terms)
-    slopes, parts = _memory(table, plan)
-    with on(table.device):
-        plan.gradient((table, count, None, parts, grad), (weight,))
-        if parts is not slopes:
-            plan.gather_slopes((parts, None, slopes, None))
-    return slopes
-
-
-def _memory(table: Tensor, plan: _Plan) -> tuple[Tensor, Tensor]:
-    """Of the gradient, and of its parts: the same tensor where no row is shared."""
-    slopes = torch.empty_like(table)
-    return slopes, slopes if plan.splits == 1 else table.new_empty(plan.splits, *table.shape)
-
-
-def _prepare(table: Tensor, count: Tensor, terms: Terms) -> tuple[Tensor, _Plan]:
-    table = table.contiguous()
-    samples, pitch = table.shape
-    return table, _plan(samples, pitch, table.device, terms, count.dtype)
-
-
 class _Plan(NamedTuple):
-    """Launches for tables of one size: the loss, its gradient, or both; and their sums."""
+    """Launches for tables of one size: the pairs, and their sums."""
 
     programs: int
     splits: int
-    loss: Launch
-    both: Launch
-    gradient: Launch
-    gather_losses: Launch
-    gather_both: Launch
-    gather_slopes: Launch
+    pairs: Launch
+    gather: Launch
 
 
 @lru_cache(maxsize=1024)
-def _plan(samples: int, pitch: int, device: torch.device, terms: Terms, *kinds: object) -> _Plan:
+def _plan(
+    samples: int, pitch: int, device: torch.device, terms: Terms, gradient: bool, *kinds: object
+) -> _Plan:
     """For tables of this size; `kinds` are the types of the other tensors."""
     blocks = pair_blocks(samples, pitch - FIELDS)
     share = blocks.others * ceil_div(ceil_div(samples, blocks.others), blocks.splits)
@@ -124,33 +86,23 @@ def _plan(samples: int, pitch: int, device: torch.device, terms: Terms, *kinds: 
         "OTHERS": blocks.others, "CHUNK": blocks.chunk,
     }  # fmt: skip
     size = samples * pitch
-    grids = (1, ceil_div(size, GATHERED), ceil_div(size, GATHERED))
+    grid = ceil_div(size, GATHERED) if gradient and splits > 1 else 1
     return _Plan(
-        *(programs, splits),
-        *(
-            Launch(pairs_kernel, device, (programs,), numbers, blocks.warps, constants)
-            for _ in range(3)
-        ),
-        *(
-            Launch(
-                *(gather_kernel, device, (grid,), (size, splits, programs)),
-                *(4, {"GATHERED": GATHERED}),
-            )
-            for grid in grids
-        ),
+        programs,
+        splits,
+        Launch(pairs_kernel, device, (programs,), numbers, blocks.warps, constants),
+        Launch(gather_kernel, device, (grid,), (size, splits, programs), 4, {"GATHERED": GATHERED}),
     )
 
 
 @triton.jit
 def pairs_kernel(
-    table, count, losses, slopes, grad, weight,
+    table, count, losses, slopes, weight,
     samples, pitch, splits, share, softening, pair_weight, neutrality, occupancy, target,
     NORM: tl.constexpr, MEAN: tl.constexpr, OWN: tl.constexpr, OTHERS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
     """One program: the pairs of OWN samples with a share of the others."""
-    if grad is not None:
-        weight *= tl.load(grad)
     pair_weight *= weight
     neutrality *= weight
     occupancy *= weight
@@ -194,8 +146,7 @@ def pairs_kernel(
         rho = mean_radius * further
         product = net_other[:, None] * net[None, :]
         opposite = p_other[:, None] * g[None, :] + g_other[:, None] * p[None, :]
-        if losses is not None:
-            energy += (product + opposite * rho) * inverse
+        energy += (product + opposite * rho) * inverse
         if slopes is not None:
             near = rho * inverse
             g_protons += near * g_other[:, None]
@@ -220,10 +171,9 @@ def pairs_kernel(
     squares = tl.load(table + own_at + 3, mask=inside, other=0.0)
     tokens = tl.load(count + own, mask=inside, other=0.0)
     excess = (squares - target * tokens) * unit
-    if losses is not None:
-        constraints = neutrality * net * net + occupancy * excess * excess
-        loss = tl.sum(energy, axis=0) * pair_weight + constraints
-        tl.store(losses + tl.program_id(0), tl.sum(tl.where(inside, loss, 0.0), axis=0))
+    constraints = neutrality * net * net + occupancy * excess * excess
+    loss = tl.sum(energy, axis=0) * pair_weight + constraints
+    tl.store(losses + tl.program_id(0), tl.sum(tl.where(inside, loss, 0.0), axis=0))
     if slopes is not None:
         twice = 2 * pair_weight * unit
         of_net = twice * tl.sum(g_net, axis=0) + 2 * unit * neutrality * net
@@ -245,12 +195,11 @@ def gather_kernel(parts, losses, slopes, loss, size, splits, programs, GATHERED:
             of_split = parts + tl.cast(split, tl.int64) * size
             sums += tl.load(of_split + at, mask=at < size, other=0.0)
         tl.store(slopes + at, sums, mask=at < size)
-    if losses is not None:  # noqa: SIM102  (known when compiling, unlike the other)
-        if tl.program_id(0) == 0:
-            total = tl.zeros((GATHERED,), tl.float32)
-            for start in range(0, programs, GATHERED):
-                total += tl.load(losses + start + place, mask=start + place < programs, other=0.0)
-            tl.store(loss, tl.sum(total, axis=0))
+    if tl.program_id(0) == 0:
+        total = tl.zeros((GATHERED,), tl.float32)
+        for start in range(0, programs, GATHERED):
+            total += tl.load(losses + start + place, mask=start + place < programs, other=0.0)
+        tl.store(loss, tl.sum(total, axis=0))
 
 
 @triton.jit

@@ -1,1 +1,6 @@
-"""The passes in plain PyTorch: they run everywhere, and the kernels must agree with them."""
+"""The backend in plain PyTorch: it runs everywhere, and the kernels must agree with it."""
+
+from atomsep.core.plain.atoms import atoms_gradient, read_atoms
+from atomsep.core.plain.pairs import pair_loss
+
+__all__ = ["atoms_gradient", "pair_loss", "read_atoms"]

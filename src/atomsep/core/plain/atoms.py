@@ -1,6 +1,17 @@
-"""From tokens to statistics and back in plain PyTorch: the twin of the kernels.
+r"""From tokens to statistics and back in plain PyTorch, by the closed form.
 
-Both passes walk over slabs of samples that stay in the cache, and every temporary is one slab.
+With q the charges, g = max(-q, 0), m the masses, w = 1/N, u the unit vectors from the nucleus to
+the tokens (signs, for norm 1) and gP, gG, gS, gQ, gr, gmu the gradients that arrive for the
+statistics,
+
+    s = w sum g_i u_i        v = gmu - gr s
+
+    position:  w m_i v + gr w g_i u_i
+    charge:    gS + 2 q_i gQ,  plus gP for q_i > 0,
+               plus -gG + w p_i·v - gr w |p_i - mu| for q_i < 0
+
+so the backward pass needs the latent and the nucleus and keeps nothing of size N x h. Both passes
+walk over slabs of samples that stay in the cache, and every temporary has the size of one slab.
 """
 
 from __future__ import annotations
@@ -12,15 +23,16 @@ import torch
 from torch import Tensor
 
 from atomsep.checks import Norm
+from atomsep.core.plain.precision import full_precision
 from atomsep.core.statistics import FIELDS, Reading, Statistics
 from atomsep.functional import widen
 
 SLAB = {"cpu": 1 << 20}
-"""Elements of a slab: on the CPU what its cache holds, elsewhere what keeps the chip busy."""
+"""Elements per slab: on the CPU what its cache holds, elsewhere what keeps the chip busy."""
 
 
 def slabs(tokens: Tensor) -> Iterator[slice]:
-    """Ranges of samples small enough to work on at a time."""
+    """Ranges of samples that are small enough to work on at a time."""
     samples, per_sample = tokens.shape[0], tokens.shape[1] * tokens.shape[2]
     if torch.compiler.is_compiling():  # the compiler fuses the passes, and unrolls loops
         yield slice(0, samples)
@@ -67,10 +79,13 @@ def _offsets(
 
 
 def _weighted_sum(weights: Tensor, vectors: Tensor) -> Tensor:
-    """Sum of w_i x_i over tokens: `(M, N)`, `(M, N, h)` to `(M, h)`."""
-    if vectors.device.type == "cuda":  # where a matrix product may be rounded to TF32
-        return (weights.unsqueeze(-1) * vectors).sum(1)
-    return torch.bmm(weights.unsqueeze(1), vectors).squeeze(1)
+    """Sum of w_i x_i over tokens: `(M, N)`, `(M, N, h)` to `(M, h)`.
+
+    Not a matrix product: that may round equal samples differently, and the softened 1/d of two
+    nuclei that should coincide would turn the difference into large gradients. On a GPU it may
+    also round to TF32.
+    """
+    return (weights.unsqueeze(-1) * vectors).sum(1)
 
 
 def _dot(vectors: Tensor, v: Tensor) -> Tensor:
@@ -80,10 +95,16 @@ def _dot(vectors: Tensor, v: Tensor) -> Tensor:
     return torch.bmm(v.unsqueeze(1), vectors.transpose(1, 2)).squeeze(1)
 
 
-def forward_slabs(
-    source: Tensor, scores: Tensor | None, mask: Tensor | None, count: Tensor, reading: Reading
-) -> tuple[Tensor, Tensor]:
-    """Charges `(M, N)` and the table of statistics `(M, 5 + h')`."""
+@full_precision
+def read_atoms(
+    source: Tensor,
+    scores: Tensor | None,
+    mask: Tensor | None,
+    count: Tensor,
+    reading: Reading,
+    copy: bool = False,
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
+    """See `atomsep.core.backend.Backend`; s is left to the backward pass."""
     layout, feature, norm = reading
     tokens = layout.tokens(source)
     charges, tables = [], []
@@ -108,22 +129,33 @@ def forward_slabs(
                 _without(nucleus, feature),
             )
         )
-    return torch.cat(charges), torch.cat(tables)
+    return source.clone() if copy else None, torch.cat(charges), torch.cat(tables), None
 
 
-def backward_slabs(
+@full_precision
+def atoms_gradient(
     source: Tensor,
     scores: Tensor | None,
     mask: Tensor | None,
     count: Tensor,
     table: Tensor,
+    mean_direction: Tensor | None,
     reading: Reading,
     grad_passed: Tensor | None,
     grad_table: Tensor,
+    scale: Tensor | None = None,
+    line: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of source and scores: `grad_passed + J^T grad_statistics`, written once."""
+    """See `atomsep.core.backend.Backend`; s is recomputed."""
     layout, feature, norm = reading
-    grad_source = layout.empty_like(source)
+    if scale is not None:
+        grad_table = grad_table * scale
+    if line is not None:
+        source = apply_line(source, line)
+    if torch.compiler.is_compiling():  # the compiler chooses strides
+        grad_source = torch.empty_like(source, memory_format=torch.contiguous_format)
+    else:
+        grad_source = layout.empty_like(source)
     grad_scores = None if scores is None else torch.empty_like(scores)
     tokens, written = layout.tokens(source), layout.tokens(grad_source)
     arriving = None if grad_passed is None else layout.tokens(grad_passed)
@@ -158,7 +190,7 @@ def backward_slabs(
         if mask is not None:
             grad_score = grad_score.masked_fill(~mask[some], 0)
 
-        # In the memory of the offsets, and so in the layout of the latent.
+        # Reuses the memory of the offsets, which has the layout of the latent.
         step = direction.mul_((pull * (g_radius * share)).unsqueeze(-1))
         step.addcmul_((slab.mass * share).unsqueeze(-1), v.unsqueeze(1))
         if feature is not None:
@@ -169,6 +201,12 @@ def backward_slabs(
         if grad_scores is not None:
             grad_scores[some] = grad_score
     return grad_source, grad_scores
+
+
+def apply_line(source: Tensor, line: tuple[Tensor, Tensor]) -> Tensor:
+    """A latent from the input of its batch norm; see `atomsep.core.origin`."""
+    stretch, shift = (vector.view(-1, *[1] * (source.dim() - 2)) for vector in line)
+    return (source * stretch + shift).to(source.dtype)
 
 
 def _without(nucleus: Tensor, feature: int | None) -> Tensor:

@@ -1,8 +1,7 @@
-r"""From per-sample statistics to the loss: every pair of samples, in memory that grows with M.
+r"""From per-sample statistics to the loss in plain PyTorch: all pairs, in memory that grows with M.
 
 The energy is symmetric, so the gradient of the sum over all ordered pairs with respect to one
-sample is twice that of its own row with the others held fixed. Rows are worked on in blocks, and
-distances are computed again in the backward pass rather than kept:
+sample is twice that of its own row with the others held fixed. Rows are computed in blocks:
 
     E = (S_A S_B + Y rho) / d      Y = P_A G_B + G_A P_B,  rho = r̃ / (d + r̃)
     dE/dd = -(S_A S_B + Y rho (2 - rho)) / d²      dE/dr̃ = Y / (d + r̃)²
@@ -12,145 +11,44 @@ distances are computed again in the backward pass rather than kept:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from atomsep.checks import Norm, Scale
-from atomsep.core import kernels
-from atomsep.core.backend import for_pairs
-from atomsep.core.statistics import Statistics
-from atomsep.functional import (
-    OCCUPANCY_TARGET,
-    AtomStatistics,
-    coulomb,
-    neutrality,
-    nuclear_distance,
-    occupancy,
-    scale_unit,
-    soften,
-)
+from atomsep.core.plain.precision import full_precision
+from atomsep.core.reference import constraints
+from atomsep.core.statistics import Statistics, Terms
+from atomsep.functional import OCCUPANCY_TARGET, coulomb, nuclear_distance, scale_unit, soften
 
 
-class Terms(NamedTuple):
-    """What the loss is made of: `mean E + neutrality · (...) + occupancy · (...)`."""
+@full_precision
+def pair_loss(
+    table: Tensor, count: Tensor, terms: Terms, weight: float, gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    """See `atomsep.core.backend.Backend`."""
+    statistics = Statistics(table, count)
+    energies, slopes = [], []
+    for rows in row_blocks(statistics, terms):
+        energies.append(rows.energy().sum())
+        if gradient:
+            slopes.append(rows.gradient())
+    pairs = max(1, len(count) * (len(count) - 1))
+    loss = weight * (torch.stack(energies).sum() / pairs + constraints(statistics, terms))
+    return loss, _gradient(statistics, terms, slopes, weight) if gradient else None
 
-    norm: Norm
-    softening: float
-    scale: Scale
-    neutrality: float
-    occupancy: float
 
-
-def total_loss(
-    statistics: Statistics,
-    terms: Terms,
-    pairs: tuple[Tensor, Tensor] | None = None,
-    weight: float = 1.0,
+def _gradient(
+    statistics: Statistics, terms: Terms, slopes: list[tuple[Tensor, ...]], weight: float
 ) -> Tensor:
-    """The loss of a batch, a scalar.
-
-    Args:
-        statistics: of the samples.
-        terms: norm, softening, scale and the weights of the constraints.
-        pairs: indices of the first and second samples of the pairs to take; None for all.
-        weight: factor of the loss.
-    """
-    if pairs is None:
-        table, count, roomy = statistics.table, statistics.count, statistics.roomy
-        if torch.compiler.is_compiling():  # which would compile anew for every other weight
-            return weight * cast(Tensor, _AllPairs.apply(table, count, terms, roomy, 1.0))
-        return cast(Tensor, _AllPairs.apply(table, count, terms, roomy, weight))
-    energy = listed_energy(statistics, *pairs, terms)
-    mean = energy.mean() if len(energy) else 0 * statistics.nucleus.sum()
-    return weight * (mean + constraints(statistics, terms))
-
-
-def constraints(statistics: AtomStatistics, terms: Terms) -> Tensor:
-    """Weighted mean over samples of neutrality and occupancy."""
-    return (
-        terms.neutrality * neutrality(statistics, terms.scale)
-        + terms.occupancy * occupancy(statistics, terms.scale)
-    ).mean()
-
-
-def listed_energy(
-    statistics: AtomStatistics, first: Tensor, second: Tensor, terms: Terms
-) -> Tensor:
-    """Energy of the pairs (first[i], second[i]) by plain formulas, differentiable twice."""
-    unit = scale_unit(statistics.count, terms.scale)
-    net = statistics.charge_sum * unit
-    protons, electrons = statistics.protons * unit, statistics.electrons * unit
-    difference = statistics.nucleus[first] - statistics.nucleus[second]
-    if terms.norm == 2:
-        distance = (difference.square().sum(-1) + terms.softening**2).sqrt()
-    else:
-        distance = soften(difference.abs().sum(-1, keepdim=True), terms.softening).squeeze(-1)
-    opposite = protons[first] * electrons[second] + electrons[first] * protons[second]
-    mean_radius = (statistics.radius[first] + statistics.radius[second]) / 2
-    return coulomb(net[first] * net[second], opposite, mean_radius, distance)
-
-
-def mean_energy(statistics: Statistics, terms: Terms) -> Tensor:
-    """Mean over all pairs of the energy; 0 for a single sample. Not differentiable."""
-    return _mean_over_pairs(rows.energy() for rows in row_blocks(statistics, terms))
-
-
-def mean_distance(statistics: Statistics, terms: Terms) -> Tensor:
-    """Mean over all pairs of the distance of nuclei, unsoftened; 0 for a single sample."""
-    return _mean_over_pairs(rows.raw for rows in row_blocks(statistics, terms))
-
-
-def _mean_over_pairs(blocks: Iterator[Tensor]) -> Tensor:
-    sums = [(block.sum(), block.shape) for block in blocks]
-    samples = sums[0][1][1]
-    return torch.stack([total for total, _ in sums]).sum() / max(1, samples * (samples - 1))
-
-
-class _AllPairs(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, table: Tensor, count: Tensor, terms: Terms, roomy: bool, weight: float
-    ) -> Tensor:
-        ctx.terms, ctx.weight, ctx.slopes = terms, weight, None
-        if for_pairs(table):
-            keep = roomy and ctx.needs_input_grad[0]
-            loss, ctx.slopes = kernels.pairs_forward(table, count, terms, keep, weight)
-        else:
-            statistics = Statistics(table, count)
-            loss = weight * (mean_energy(statistics, terms) + constraints(statistics, terms))
-        ctx.save_for_backward(table, count)
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        [grad] = grads
-        table, count = ctx.saved_tensors
-        rest = (None, None, None, None)
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            grad = ctx.weight * grad
-            return _differentiable_backward(Statistics(table, count), ctx.terms, grad), *rest
-        if ctx.slopes is not None:
-            return ctx.slopes * grad, *rest
-        if for_pairs(table):
-            return kernels.pairs_gradient(table, count, ctx.terms, grad, ctx.weight), *rest
-        with torch.autocast(grad.device.type, enabled=False):
-            grad = ctx.weight * grad
-            return backward_blocks(Statistics(table, count), ctx.terms, grad), *rest
-
-
-def backward_blocks(statistics: Statistics, terms: Terms, grad: Tensor) -> Tensor:
-    """The gradient of the table of statistics."""
+    """The gradient of the table, from the slopes of the energies and the constraints."""
     count = statistics.count
     samples = len(count)
     unit = scale_unit(count, terms.scale)
-    blocks = [rows.gradient() for rows in row_blocks(statistics, terms)]
     protons, electrons, net, radius, nucleus = (
-        torch.cat(part) for part in zip(*blocks, strict=True)
+        torch.cat(part) for part in zip(*slopes, strict=True)
     )
-    pair_weight = 2 * grad / max(1, samples * (samples - 1))
-    sample_weight = 2 * grad / samples
+    pair_weight = 2 * weight / max(1, samples * (samples - 1))
+    sample_weight = 2 * weight / samples
     excess = (statistics.charge_square - OCCUPANCY_TARGET * count) * unit
     return Statistics.pack(
         protons=protons * unit * pair_weight,
@@ -163,14 +61,30 @@ def backward_blocks(statistics: Statistics, terms: Terms, grad: Tensor) -> Tenso
     )
 
 
+def mean_energy(statistics: Statistics, terms: Terms) -> Tensor:
+    """Mean energy over all pairs; 0 for a single sample. Not differentiable."""
+    return _mean_over_pairs(rows.energy() for rows in row_blocks(statistics, terms))
+
+
+def mean_distance(statistics: Statistics, terms: Terms) -> Tensor:
+    """Mean distance of nuclei over all pairs, unsoftened; 0 for a single sample."""
+    return _mean_over_pairs(rows.raw for rows in row_blocks(statistics, terms))
+
+
+def _mean_over_pairs(blocks: Iterator[Tensor]) -> Tensor:
+    sums = [(block.sum(), block.shape[1]) for block in blocks]
+    samples = sums[0][1]
+    return torch.stack([total for total, _ in sums]).sum() / max(1, samples * (samples - 1))
+
+
 BLOCK = 1 << 22
-"""Numbers of a block: one a pair, on a GPU one for each feature of a pair."""
+"""Numbers per block: one per pair, on a GPU one per feature of a pair."""
 
 
 def row_blocks(statistics: Statistics, terms: Terms) -> Iterator[_Rows]:
     """Blocks of rows of the matrix of pairs."""
     samples, features = statistics.nucleus.shape
-    # The gradient of torch.cdist takes a temporary of all features of all pairs on a GPU alone.
+    # On a GPU, and only there, the gradient of torch.cdist takes memory for all features of all pairs.
     each = samples if statistics.nucleus.device.type == "cpu" else samples * features
     step = max(1, BLOCK // max(each, 1))
     for start in range(0, samples, step):
@@ -226,20 +140,3 @@ class _Rows:
             radius,
             nucleus,
         )
-
-
-def _differentiable_backward(statistics: Statistics, terms: Terms, grad: Tensor) -> Tensor:
-    """The same gradient by autograd through the plain formulas, to be differentiated again."""
-    loss = plain_loss(statistics, terms)
-    [slopes] = torch.autograd.grad(loss, [statistics.table], grad, create_graph=True)
-    return slopes
-
-
-def plain_loss(statistics: Statistics, terms: Terms) -> Tensor:
-    """The loss over all pairs by plain formulas, differentiable twice."""
-    samples = len(statistics.count)
-    first, second = torch.triu_indices(samples, samples, 1, device=statistics.table.device)
-    loss = constraints(statistics, terms)
-    if len(first):
-        loss = loss + listed_energy(statistics, first, second, terms).mean()
-    return loss

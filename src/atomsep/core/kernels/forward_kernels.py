@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from atomsep.core.kernels.read import (
+from atomsep.core.kernels.tile import (
     READ,
     charge_of,
     directions,

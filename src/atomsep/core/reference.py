@@ -1,0 +1,87 @@
+"""The statistics and the loss by autograd through the plain formulas of `atomsep.functional`.
+
+Slower than the closed forms, but differentiable any number of times and in any mode: second
+derivatives, `torch.func`, forward-mode AD and listed pairs go this way.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from atomsep.core.statistics import Reading, Statistics, Terms
+from atomsep.functional import (
+    Atoms,
+    AtomStatistics,
+    coulomb,
+    form_atoms,
+    neutrality,
+    occupancy,
+    scale_unit,
+    soften,
+)
+
+
+def read_atoms(
+    source: Tensor, scores: Tensor | None, mask: Tensor | None, reading: Reading
+) -> Atoms:
+    """The atoms of a tensor of tokens."""
+    tokens = reading.layout.tokens(source)
+    if scores is None:
+        return form_atoms(tokens, mask, norm=reading.norm, charge=reading.feature or 0)
+    return form_atoms(
+        tokens, mask, norm=reading.norm, charge=lambda _: scores, position=lambda p: p
+    )
+
+
+def table_of(atoms: Atoms) -> Tensor:
+    """The table of statistics of some atoms."""
+    return Statistics.pack(
+        *(atoms.protons, atoms.electrons, atoms.charge_sum, atoms.charge_square),
+        *(atoms.radius, atoms.nucleus),
+    )
+
+
+def pair_loss(
+    statistics: Statistics, terms: Terms, pairs: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """The loss of a batch, a scalar.
+
+    Args:
+        statistics: of the samples.
+        terms: norm, softening, scale and the weights of the constraints.
+        pairs: indices of the first and second samples of the pairs; None for all pairs.
+    """
+    if pairs is None:
+        samples = len(statistics.count)
+        first, second = torch.triu_indices(samples, samples, 1, device=statistics.table.device)
+    else:
+        first, second = pairs
+    if not len(first):  # a single sample: no energy, but still a part of the graph
+        return 0 * statistics.nucleus.sum() + constraints(statistics, terms)
+    return listed_energy(statistics, first, second, terms).mean() + constraints(statistics, terms)
+
+
+def constraints(statistics: AtomStatistics, terms: Terms) -> Tensor:
+    """Weighted mean over samples of neutrality and occupancy."""
+    return (
+        terms.neutrality * neutrality(statistics, terms.scale)
+        + terms.occupancy * occupancy(statistics, terms.scale)
+    ).mean()
+
+
+def listed_energy(
+    statistics: AtomStatistics, first: Tensor, second: Tensor, terms: Terms
+) -> Tensor:
+    """Energy of the pairs (first[i], second[i])."""
+    unit = scale_unit(statistics.count, terms.scale)
+    net = statistics.charge_sum * unit
+    protons, electrons = statistics.protons * unit, statistics.electrons * unit
+    difference = statistics.nucleus[first] - statistics.nucleus[second]
+    if terms.norm == 2:
+        distance = (difference.square().sum(-1) + terms.softening**2).sqrt()
+    else:
+        distance = soften(difference.abs().sum(-1, keepdim=True), terms.softening).squeeze(-1)
+    opposite = protons[first] * electrons[second] + electrons[first] * protons[second]
+    mean_radius = (statistics.radius[first] + statistics.radius[second]) / 2
+    return coulomb(net[first] * net[second], opposite, mean_radius, distance)
