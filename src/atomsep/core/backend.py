@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Literal, Protocol
+import warnings
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -95,6 +96,48 @@ class Backend(Protocol):
         """
 
 
+class Guarded:
+    """The kernels; in mode "auto", plain PyTorch takes over for good as soon as one fails."""
+
+    def __init__(self) -> None:
+        self.failure = ""
+
+    def read_atoms(self, *arguments: Any) -> Any:
+        """See `Backend`."""
+        return self._run("read_atoms", arguments)
+
+    def atoms_gradient(self, *arguments: Any) -> Any:
+        """See `Backend`."""
+        return self._run("atoms_gradient", arguments)
+
+    def pair_loss(self, *arguments: Any) -> Any:
+        """See `Backend`."""
+        return self._run("pair_loss", arguments)
+
+    def _run(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        if not self.failure:
+            try:
+                return getattr(kernels, name)(*arguments)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                if _mode != "auto":
+                    raise
+                lines = str(error).strip().splitlines() or [""]
+                self.failure = f"{type(error).__name__}: {lines[0]}"
+                warnings.warn(
+                    f"atomsep's Triton kernels failed ({self.failure}), so plain PyTorch computes "
+                    f'the atom loss from now on, more slowly; use_kernels("triton") shows the '
+                    f'whole error, use_kernels("torch") silences this warning',
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        return getattr(plain, name)(*arguments)
+
+
+guarded = Guarded()
+
+
 def backend(by_kernels: bool) -> Backend:
     """What computes, as `wants_kernels` decided."""
     if not by_kernels:
@@ -103,7 +146,7 @@ def backend(by_kernels: bool) -> Backend:
         from atomsep.core.kernels import ops
 
         return ops
-    return kernels
+    return guarded
 
 
 def _checked(mode: str, name: str) -> str:
@@ -139,7 +182,6 @@ class use_kernels:
         global _mode
         self.before = _mode
         _mode = _checked(mode, "mode")
-        kernels.fall_back = _mode == "auto"
 
     def __enter__(self) -> None:
         return None
@@ -147,7 +189,6 @@ class use_kernels:
     def __exit__(self, *exc: object) -> None:
         global _mode
         _mode = self.before
-        kernels.fall_back = _mode == "auto"
 
 
 def wants_kernels(
@@ -159,7 +200,7 @@ def wants_kernels(
     if _mode == "auto":
         return (
             source.device.type == "cuda"
-            and not kernels.failed
+            and not guarded.failure
             and kernels.supports(source, scores, mask, reading)
         )
     if not kernels.supports(source, scores, mask, reading):

@@ -192,6 +192,29 @@ def test_the_same_bits_every_time(memory: str, features: int, device: torch.devi
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize(("tokens", "features"), [(33, 17), (49, 64), (41, 20)])
+@pytest.mark.parametrize("memory", ["rows", "planes", "length_first"])
+@pytest.mark.parametrize("small", [False, True])
+def test_equal_samples_are_equal_atoms(
+    memory: str,
+    tokens: int,
+    features: int,
+    small: bool,
+    device: torch.device,
+    request: pytest.FixtureRequest,
+) -> None:
+    """To the bit, in one program per sample and in many tiles."""
+    if small:
+        request.getfixturevalue("small_blocks")
+    case = Case(5, tokens, features, memory)
+    sample = torch.randn(1, tokens, features, generator=torch.Generator().manual_seed(0))
+    source = case.arrange(sample.expand(5, -1, -1).contiguous()).to(device)
+    count = torch.full((5,), float(tokens), device=device)
+    _, *found = kernels.read_atoms(source, None, None, count, Reading(case.layout(), 0, 2))
+    for value in found:
+        assert torch.equal(value, value[:1].expand_as(value))
+
+
 LARGE = [
     Case(3, tokens, features, memory, dtype, norm, masked=masked, copy=masked)
     for tokens in (17, 1023)

@@ -19,16 +19,14 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-import warnings
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from atomsep.core import plain
 from atomsep.core.kernels.strides import token_view
 
 if TYPE_CHECKING:
@@ -37,12 +35,6 @@ if TYPE_CHECKING:
 
 OLDEST_TRITON = (3, 4)
 """Earlier compilers refuse some of the kernels, or interpret them wrongly."""
-
-fall_back = True
-"""Whether plain PyTorch takes over where a kernel fails: in mode "auto"."""
-
-failed = ""
-"""Why the kernels are no longer used, once one has failed in mode "auto"."""
 
 
 def _find() -> bool:
@@ -94,39 +86,22 @@ def _is_adjacent(shape: tuple[int, ...], stride: tuple[int, ...], layout: Layout
 _was_adjacent = lru_cache(maxsize=1024)(_is_adjacent)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _launcher(file: str, name: str) -> Callable[..., Any]:
     launcher: Callable[..., Any] = getattr(import_module(f"atomsep.core.kernels.{file}"), name)
     return launcher
 
 
-def _guarded(file: str, name: str) -> Callable[..., Any]:
-    """A pass that plain PyTorch takes over, for good and with one warning, if a kernel fails."""
-
-    def run(*arguments: Any) -> Any:
-        global failed
-        try:
-            return _launcher(file, name)(*arguments)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            if not fall_back:
-                raise
-            if not failed:
-                lines = str(error).strip().splitlines() or [""]
-                failed = f"{type(error).__name__}: {lines[0]}"
-                warnings.warn(
-                    f"atomsep's Triton kernels failed ({failed}), so plain PyTorch computes the "
-                    f'atom loss from now on, more slowly; use_kernels("triton") shows the whole '
-                    f'error, use_kernels("torch") silences this warning',
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-            return getattr(plain, name)(*arguments)
-
-    return run
+def read_atoms(*arguments: Any) -> Any:
+    """See `atomsep.core.backend.Backend`."""
+    return _launcher("forward", "read_atoms")(*arguments)
 
 
-read_atoms = _guarded("forward", "read_atoms")
-atoms_gradient = _guarded("backward", "atoms_gradient")
-pair_loss = _guarded("pairs", "pair_loss")
+def atoms_gradient(*arguments: Any) -> Any:
+    """See `atomsep.core.backend.Backend`."""
+    return _launcher("backward", "atoms_gradient")(*arguments)
+
+
+def pair_loss(*arguments: Any) -> Any:
+    """See `atomsep.core.backend.Backend`."""
+    return _launcher("pairs", "pair_loss")(*arguments)

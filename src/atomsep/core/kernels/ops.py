@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.library import Library, register_fake
 
-from atomsep.core import kernels
+from atomsep.core.backend import guarded
 from atomsep.core.kernels.strides import empty_like
 from atomsep.core.layout import Layout
 from atomsep.core.plain.atoms import apply_line
@@ -47,7 +47,7 @@ def _or_empty(tensor: Tensor | None, like: Tensor) -> Tensor:
 
 
 def _read(source: Tensor, scores: Any, mask: Any, count: Any, copy: bool, *reading: Any) -> Any:
-    copied, *rest = kernels.read_atoms(source, scores, mask, count, _reading(*reading), copy)
+    copied, *rest = guarded.read_atoms(source, scores, mask, count, _reading(*reading), copy)
     charge, table, mean_direction = rest
     return _or_empty(copied, source), charge, table, _or_empty(mean_direction, table)
 
@@ -88,7 +88,7 @@ def read_atoms(
 
 def _gradient(*arguments: Any) -> tuple[Tensor, Tensor]:
     (*known, grad_passed, grad_table, scale), reading = arguments[:-4], _reading(*arguments[-4:])
-    first, second = kernels.atoms_gradient(*known, reading, grad_passed, grad_table, scale)
+    first, second = guarded.atoms_gradient(*known, reading, grad_passed, grad_table, scale)
     return first, _or_empty(second, first)
 
 
@@ -130,7 +130,7 @@ def atoms_gradient(
 
 
 def _loss(table: Tensor, count: Tensor, weight: float, gradient: bool, *terms: Any) -> Any:
-    loss, slopes = kernels.pair_loss(table, count, Terms(*terms), weight, gradient)
+    loss, slopes = guarded.pair_loss(table, count, Terms(*terms), weight, gradient)
     return loss, _or_empty(slopes, loss)
 
 

@@ -43,9 +43,10 @@ def slabs(tokens: Tensor) -> Iterator[slice]:
 
 
 class _Slab(NamedTuple):
-    """Tokens in working precision with padding zeroed, their q, max(-q, 0) and m."""
+    """Tokens in working precision with padding zeroed, their scores, q, max(-q, 0) and m."""
 
     tokens: Tensor
+    score: Tensor
     charge: Tensor
     lightness: Tensor
     mass: Tensor
@@ -55,6 +56,8 @@ def _read_slab(
     tokens: Tensor, scores: Tensor | None, mask: Tensor | None, feature: int | None
 ) -> _Slab:
     tokens = widen(tokens)
+    if not torch.compiler.is_compiling() and tokens.stride(0) < tokens.stride(1):
+        tokens = tokens.contiguous()  # sums over interleaved samples may round each differently
     if mask is not None:  # padding may hold anything, NaN too
         tokens = tokens.masked_fill(~mask.unsqueeze(-1), 0)
     raw = tokens[..., feature] if scores is None else widen(scores)
@@ -63,7 +66,7 @@ def _read_slab(
     charge = torch.tanh(raw / 2)
     lightness = torch.relu(-charge)
     mass = 1 - lightness if mask is None else mask.to(lightness.dtype) - lightness
-    return _Slab(tokens, charge, lightness, mass)
+    return _Slab(tokens, raw, charge, lightness, mass)
 
 
 def _offsets(
@@ -186,7 +189,9 @@ def atoms_gradient(
         grad_charge = g_sum + 2 * q * g_square
         grad_charge = torch.where(q > 0, grad_charge + g_protons, grad_charge)
         grad_charge = torch.where(q < 0, grad_charge + of_electron, grad_charge)
-        grad_score = grad_charge * (1 - q * q) / 2
+        # dq/dscore = (1 - q²) / 2, without the cancellation where q is near 1
+        slope = 2 * torch.sigmoid(slab.score) * torch.sigmoid(-slab.score)
+        grad_score = grad_charge * slope
         if mask is not None:
             grad_score = grad_score.masked_fill(~mask[some], 0)
 

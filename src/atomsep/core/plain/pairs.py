@@ -84,7 +84,7 @@ BLOCK = 1 << 22
 def row_blocks(statistics: Statistics, terms: Terms) -> Iterator[_Rows]:
     """Blocks of rows of the matrix of pairs."""
     samples, features = statistics.nucleus.shape
-    # On a GPU, and only there, the gradient of torch.cdist takes memory for all features of all pairs.
+    # On a GPU the gradient of torch.cdist takes memory for all features of all pairs.
     each = samples if statistics.nucleus.device.type == "cpu" else samples * features
     step = max(1, BLOCK // max(each, 1))
     for start in range(0, samples, step):
