@@ -159,3 +159,27 @@ def test_fewer_tokens_than_asked_for_are_all_taken() -> None:
     assert draw(AtomLoss.paper(), latent, 3) == every
     assert draw(AtomLoss.paper(tokens=7), latent, 3) == every
     assert draw(AtomLoss.paper(tokens=6), latent, 3) != every
+
+
+@pytest.mark.parametrize("options", [{"pairs": "sampled"}, {"tokens": 4}], ids=["pairs", "tokens"])
+def test_a_restored_loss_goes_on_drawing(options: dict[str, object]) -> None:
+    """Through the state of a module around it, as a trainer saves it, also on disk."""
+    latent = make_batch(7, 9, 3)
+    loss = torch.nn.ModuleDict({"atoms": AtomLoss(**options)})  # type: ignore[arg-type]
+    draw(loss["atoms"], latent, 3)
+    state = pickle.loads(pickle.dumps(loss.state_dict()))
+    assert all(isinstance(value, Tensor) for value in state.values()), "safetensors takes no other"
+    later = draw(loss["atoms"], latent, 2)
+    restored = torch.nn.ModuleDict({"atoms": AtomLoss(**options)})  # type: ignore[arg-type]
+    restored.load_state_dict(state)
+    assert draw(restored["atoms"], latent, 2) == later
+
+
+def test_states_without_draws() -> None:
+    """A loss that never samples has none, and older states still load."""
+    assert AtomLoss().state_dict() == {}
+    loss = AtomLoss.paper()
+    loss.load_state_dict({})
+    assert loss.draws == 0
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        AtomLoss().load_state_dict({"draws": torch.tensor(3)})
