@@ -23,7 +23,7 @@ class Layout:
     """A view of a layer's output as tokens.
 
     Attributes:
-        axes: where samples, tokens and features lie.
+        axes: where samples, tokens and features are.
         skip: tokens left out in front (class tokens).
     """
 
@@ -61,7 +61,7 @@ class Layout:
         return shape[:-1] if self.axes == "channels_last" else (shape[1], shape[0])
 
     def empty_like(self, output: Tensor) -> Tensor:
-        """Fresh memory for a gradient of the output, whose `tokens` are sure to be a view."""
+        """New memory for a gradient of the output, with `tokens` guaranteed to be a view."""
         fresh = torch.empty_like(output)
         first, last = (2, output.dim()) if self.axes == "channels_first" else (1, output.dim() - 1)
         shape, stride = fresh.shape, fresh.stride()

@@ -1,16 +1,17 @@
 """The gradient of the latent: `grad_passed + J^T grad_statistics`, in one launch and one pass.
 
-With v = gmu - gr s, from the vector s that the forward pass kept, every token's gradient is its
-own affair:
+With v = gmu - gr s, where the forward pass kept s, the gradient of every token depends on that
+token alone:
 
     position:  w m v + gr w g u
     score:     (1 - q²)/2 · (gS + 2 q gQ,  plus gP for q > 0,
                plus -gG + w p·v - gr w |p - mu| for q < 0)
 
-Bytes: the latent and the arriving gradient in, the gradient out. Only electrons' positions are
-needed: where tokens are rows the others are not read, but for their scores, which come one step
-ahead, so that what to read is known in time. Where a batch norm made the latent, its input may be
-read instead (`atomsep.hooks.origin`): a factor and a shift a feature. Bound by device memory.
+It reads the latent and the arriving gradient, and writes the gradient. Only the positions of
+electrons are needed: where tokens are rows, the others are not read except for their scores, which
+come one step ahead, so that it is known in time what to read. Where a batch norm produced the
+latent, its input may be read instead (`atomsep.core.origin`): a factor and a shift per feature.
+Device memory is the limit.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -100,7 +101,7 @@ def atoms_gradient(
 def _tokens_of(
     other: Tensor, source: Tensor, layout: Layout
 ) -> tuple[Tensor, tuple[int, ...] | None]:
-    """What begins where its tokens begin, and their strides unless those of the source."""
+    """A tensor that begins at its first token, and the strides if they differ from the source."""
     alike = other.stride() == source.stride()
     if alike and not layout.skip:
         return other, None
@@ -119,7 +120,7 @@ def _launch(
     arriving: tuple[int, ...] | None,
     *kinds: object,
 ) -> Launch:
-    """What is launched for latents of this kind; `kinds` are the types of the other tensors."""
+    """The launch for latents of this kind; `kinds` are the types of the other tensors."""
     layout, feature, norm = reading
     view = token_view(shape, stride, layout)
     assert view is not None
@@ -128,7 +129,7 @@ def _launch(
     latent = Latent(samples, length, features, dtype.itemsize, where.rows, where.align)
     blocks = backward_blocks(latent)
     tiles = ceil_div(length, blocks.tokens * blocks.steps)
-    same = (None, None, None)  # the strides of the tokens, of which the compiler knows more
+    same = (None, None, None)  # the strides of the tokens, about which the compiler knows more
     numbers = (
         *(where.tokens, where.features, where.sample, where.wide),
         *(*(written or same), *(arriving or same), tiles),
@@ -162,7 +163,7 @@ def backward_kernel(
     if arriving_sample is None:
         arriving_sample, arriving_token = stride_sample, stride_token
         arriving_feature = stride_feature
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # what arrives was written last at the end
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the end of what arrives was written last
     sample = (tile // tiles).to(tl.int64)
     tile = tile % tiles
     share = 1 / tl.load(count + sample)
@@ -196,7 +197,9 @@ def backward_kernel(
     for step in tl.range(0, STEPS, num_stages=STAGES):
         token = first + step * TOKENS
         inside = token < tokens
-        if ROWS:  # one step ahead: who is an electron, and therefore read, is known in time
+        if (
+            ROWS
+        ):  # one step ahead: which tokens are electrons, and have to be read, is known in time
             real, score = next_real, next_score
             ahead = token + TOKENS
             next_real, next_score = read_scores(
@@ -252,7 +255,7 @@ def backward_kernel(
             kept = grad_score.to(grad_scores.dtype.element_ty)
             tl.store(grad_scores + sample * tokens + token, kept, mask=inside)
         mass = (real.to(tl.float32) - lightness) * share
-        mass = tl.where(length < 0, 0.0, mass)  # never; ties it to the layout that length has
+        mass = tl.where(length < 0, 0.0, mass)  # never true; gives it the layout of `length`
         pull *= g_radius * share
         if WHOLE:
             write(
@@ -281,7 +284,7 @@ def backward_kernel(
 
 @triton.jit
 def read_origin(stretches, shifts, mu, column, features, feature):
-    """What to multiply the source with, and to subtract then, for positions minus the nucleus."""
+    """The factor of the source and what to subtract from it for positions minus the nucleus."""
     if stretches is None:
         return every_position(column, feature), mu
     else:  # noqa: RET505  (the compiler drops one branch)
@@ -292,7 +295,7 @@ def read_origin(stretches, shifts, mu, column, features, feature):
 
 @triton.jit
 def pull_vector(grad_nucleus, mean_direction, factor, g_radius, column, features, feature):
-    """V = gmu - gr s, by feature, 0 for the score."""
+    """V = gmu - gr s, per feature, 0 for the score."""
     of_nucleus = read_vector(grad_nucleus, column, features, feature) * factor
     return of_nucleus - g_radius * read_vector(mean_direction, column, features, feature)
 
@@ -303,7 +306,7 @@ def write(
     features, feature, written_token, written_feature, arriving_token, arriving_feature,
     NORM: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a tile: of positions, of scores in their column, and what arrived."""
+    """The gradient of a tile: positions, scores in their column, plus what arrived."""
     valid = tile_mask(inside, column, features, FULL)
     grad = mass[:, None] * v[None, :] + pull[:, None] * directions(offset, NORM)
     if scores is None:

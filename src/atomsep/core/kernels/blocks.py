@@ -1,11 +1,11 @@
-"""How much one program takes: every size that may be tuned, and the rules that choose it.
+"""How much work one program takes: every size that can be tuned, and the rules that choose it.
 
-Chosen by shape alone, so a shape is compiled once, runs the same way every time and never waits
-for a search. `tokens x features` is the tile that a program holds in registers. Tiles as wide as
-the latent are read once in each pass; a program then works through `steps` of them along the
-tokens. Narrower ones walk over the features instead, one step, and read them again from the cache
-where a sum over features must be known first: more threads then share the work that is due once
-a token.
+The rules look at the shape alone, so a shape is compiled once, always runs the same way and never
+waits for a search. `tokens x features` is the tile that a program holds in registers. Tiles as
+wide as the latent are read once per pass; a program then works through `steps` of them along the
+tokens. Narrower tiles walk over the features instead, in one step, and read them again from the
+cache where a sum over features has to be known first: more threads then share the work that is
+done once per token.
 """
 
 from __future__ import annotations
@@ -16,61 +16,60 @@ WAVE = 1056
 """Programs that keep a large chip busy: eight on each of 132 multiprocessors."""
 
 WARP_TILE = 1024
-"""Elements of a tile by which its size is counted: a warp of 32 a thread."""
+"""Unit in which tiles are sized, in elements: one warp with 32 per thread."""
 
 MOST_TOKENS = 128
-"""Tokens of a tile of few features."""
+"""Most tokens in a tile of few features."""
 
 WIDEST_ROWS = 4096
-"""Widest tile where features lie together; beyond, `CHUNK` features at a time."""
+"""Widest tile where features are adjacent; beyond it, `CHUNK` features at a time."""
 
 WIDEST_PLANES = 256
-"""Widest tile where tokens do."""
+"""Widest tile where tokens are adjacent."""
 
 CHUNK = 64
-"""Features of a chunk: a line of 128 bytes in bf16."""
+"""Features per chunk: a cache line of 128 bytes in bf16."""
 
 FIRST_FEATURES_ROWS = 256
-"""Features of a tile of the first launch, which needs no sums over features."""
+"""Features per tile of the first launch, which needs no sums over features."""
 
 FIRST_FEATURES_PLANES = 64
-"""The same where tokens lie together."""
+"""The same where tokens are adjacent."""
 
 FIRST_TILES_ROWS = 9
-"""Programs that share a sample in the first launch, unless the samples alone are too few: every
-program of the second adds up what they left."""
+"""Programs that share a sample in the first launch, unless there are too few samples: every program
+of the second launch adds up what they left."""
 
 FIRST_TILES_PLANES = 7
-"""The same where tokens lie together."""
+"""The same where tokens are adjacent."""
 
 WIDE_PLANES = 64
-"""Features from which on the first launch leaves max(-q, 0) for the second where tokens lie
-together: every thread that holds a part of a token would compute it again."""
+"""Features from which on the first launch leaves max(-q, 0) for the second where tokens are
+adjacent: otherwise every thread that holds a part of a token would recompute it."""
 
 LARGEST_SHARE = 512
-"""Most tokens of which a program of the second launch lists the electrons, where they are rows. The
-list has 16 bits for each."""
+"""Most tokens whose electrons one program of the second launch lists, where tokens are rows. The
+list has 16 bits per token."""
 
 SMALLEST_SHARE = 128
-"""About the fewest."""
+"""Roughly the fewest."""
 
 SMALL_SAMPLE = 1 << 18
-"""Bytes of a sample up to which one program may take it whole. It then runs on one multiprocessor,
-but looks at it twice in one launch, the second time from the cache."""
+"""Largest sample, in bytes, that one program may take whole. It then runs on one multiprocessor,
+but reads the sample twice in one launch, the second time from the cache."""
 
 SMALL_BATCH = 1 << 25
-"""Bytes of a latent up to which it does, since the host's time counts more than the device's."""
+"""Largest latent, in bytes, for which it does: up to there host time matters more."""
 
 WIDE_ROWS = 512
-"""Features of a tile from which on it does whatever the latent's size, where features lie together:
+"""Features per tile from which on it does whatever the latent's size, where features are adjacent:
 sums over that many cross warps."""
 
 NARROW_ROWS = 512
-"""Features of a tile up to which one warp holds it in the backward pass, where they lie
-together."""
+"""Features per tile up to which one warp holds it in the backward pass, where they are adjacent."""
 
 GATHERED = 512
-"""Numbers of the gradient of the pairs that a program adds up, where several left parts of it."""
+"""Numbers of the pairs' gradient that one program adds up, where several programs left parts."""
 
 
 class Latent(NamedTuple):
@@ -80,9 +79,9 @@ class Latent(NamedTuple):
         samples: M.
         tokens: N.
         features: h.
-        itemsize: bytes of a number.
-        rows: whether features lie together; otherwise tokens do.
-        align: numbers that may be read at once, as in `Geometry`.
+        itemsize: bytes per number.
+        rows: whether features are adjacent; otherwise tokens are.
+        align: numbers that can be read at once, as in `Geometry`.
     """
 
     samples: int
@@ -94,7 +93,7 @@ class Latent(NamedTuple):
 
     @property
     def ragged(self) -> bool:
-        """Whether planes begin anywhere, so that a thread reads one or two numbers at a time."""
+        """Whether planes are unaligned, so that a thread reads one or two numbers at a time."""
         return not self.rows and self.align < 4
 
 
@@ -102,11 +101,11 @@ class Blocks(NamedTuple):
     """One program's share of a sample.
 
     Attributes:
-        tokens: of a tile.
-        features: of a tile.
-        steps: tiles along the tokens; of a program that lists electrons, as many as may come.
+        tokens: per tile.
+        features: per tile.
+        steps: tiles along the tokens; the most there can be, for a program that lists electrons.
         kept: features left when each thread has summed its own.
-        warps: of the program.
+        warps: per program.
         stages: tiles in flight in the loop over steps; 1 loads none ahead.
     """
 
@@ -180,7 +179,7 @@ def electron_programs(samples: int, tokens: int) -> int:
 
 
 def keeps_lightness(latent: Latent) -> bool:
-    """Whether the first launch leaves max(-q, 0) for the second, 4 bytes a token."""
+    """Whether the first launch leaves max(-q, 0) for the second, 4 bytes per token."""
     if latent.rows:
         return power_of_two(latent.features) <= WIDEST_ROWS
     return latent.features >= WIDE_PLANES
@@ -206,16 +205,16 @@ def _very_wide_rows(latent: Latent) -> Blocks:
 
 
 def _planes(latent: Latent, widest: int) -> Blocks:
-    """One tile; where the latent is wider, its features come in chunks and are read twice."""
+    """One tile; the features of a wider latent come in chunks and are read twice."""
     block_features = min(power_of_two(latent.features), widest)
     block_tokens = _plane_tokens(latent, block_features)
     return _blocks(latent, block_tokens, block_features, 32 if latent.ragged else 64)
 
 
 def _plane_tokens(latent: Latent, block_features: int) -> int:
-    """A line of the cache in bf16, two where there are few features, a half where there are 256.
+    """One cache line in bf16, two where there are few features, half of one where there are 256.
 
-    At most a half where planes are ragged: every number takes an address and a mask of its own.
+    At most half where planes are ragged: every number then takes its own address and mask.
     """
     most = 32 if latent.ragged else 128 if block_features < 64 else 64
     elements = (4 if latent.ragged else 8) * WARP_TILE
@@ -227,10 +226,10 @@ class PairBlocks(NamedTuple):
 
     Attributes:
         own: samples whose rows it sums.
-        others: samples it holds against them at a time.
+        others: samples that it compares them with at a time.
         chunk: features at a time.
-        warps: of the program.
-        splits: programs that share the others, at most.
+        warps: per program.
+        splits: most programs that share the others.
     """
 
     own: int
@@ -255,7 +254,7 @@ def pair_blocks(samples: int, width: int) -> PairBlocks:
 
 
 def ceil_div(number: int, step: int) -> int:
-    """Steps that cover a number."""
+    """How many steps cover a number."""
     return -(-number // step)
 
 
@@ -272,7 +271,7 @@ def _tokens(elements: int, tokens: int, block_features: int) -> int:
 def _blocks(
     latent: Latent, tokens: int, features: int, thread: int = 32, steps: int = 1, stages: int = 1
 ) -> Blocks:
-    """A tile of which a thread holds `thread` numbers."""
+    """A tile of which each thread holds `thread` numbers."""
     warps = max(1, min(8, tokens * features // (32 * thread)))
     if latent.rows:
         kept = features // (16 // latent.itemsize)

@@ -1,26 +1,26 @@
-"""Atoms: charges, sums, nucleus, radius and mean direction, in two looks at the tokens.
+"""Atoms: charges, sums, nucleus, radius and mean direction, in two readings of the tokens.
 
 The first reads every token once: charges, their sums, and the mass-weighted positions. The second
-looks at the tokens again, now that the nucleus is known, for
+reads the tokens again, now that the nucleus is known, for
 
     r = (1/N) sum g |p - mu|        s = (1/N) sum g u        (g = max(-q, 0))
 
-where s is what the backward pass would otherwise need a pass of its own for. N charges and h + 5
-numbers a sample come out. The copy, where one is due, is written with the first look.
+where s saves the backward pass a pass of its own. The output is N charges and h + 5 numbers per
+sample. Where a copy of the latent is needed, the first reading writes it.
 
-**Small samples** are a program's each, in one launch: the second look finds them in the cache.
+**Small samples** take one program each, in one launch: the second reading hits the cache.
 
-**Large samples** take a launch a look, and are looked at twice: first from the batch's end to
-its beginning, then the other way round. So the first look meets in the cache what the layer wrote
-last, and the second what the first read last. A sample is cut into tiles of tokens, and a program
-leaves the sums of its tile in scratch memory. The second launch adds up those of the first before
-it starts, and the last of a sample's programs to arrive adds up those of the second: always in the
-same order, so that no sum depends on who comes last. No program waits for another. Bound by device
-memory.
+**Large samples** take one launch per reading. The first goes from the end of the batch to its
+beginning, the second the other way round, so that the first finds in the cache what the layer
+wrote last, and the second what the first read last. A sample is cut into tiles of tokens, and a
+program leaves the sums of its tile in scratch memory. The second launch adds up those of the first
+before it starts, and the last of a sample's programs to arrive adds up those of the second, always
+in the same order, so that no sum depends on which program comes last. No program waits for
+another. Device memory is the limit.
 
-Where tokens are rows, the second look reads electrons alone: a program lists those of its share of
-the tokens, from g, which the first look left, and works through the list. Where they are planes of
-many features, it reads g with its tile.
+Where tokens are rows, the second reading covers only electrons: a program lists those in its share
+of the tokens, using the g that the first reading left, and works through the list. Where they are
+planes of many features, it reads g along with its tile.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from atomsep.core.statistics import Reading
 
 TALLIES = 4
-"""Numbers that a tile of the first launch leaves beside its sums over features."""
+"""Numbers that a tile of the first launch leaves next to its sums over features."""
 
 
 def read_atoms(
@@ -102,7 +102,7 @@ def read_atoms(
 
 
 class _Plan(NamedTuple):
-    """What is launched for latents of one kind, and the shapes of what comes out."""
+    """The launches for latents of one kind, and the shapes of the outputs."""
 
     charge: tuple[int, int]
     table: tuple[int, int]
@@ -124,7 +124,7 @@ def _plan(
     reading: Reading,
     *kinds: object,
 ) -> _Plan:
-    """For latents of this kind; `kinds` are the types of the other tensors."""
+    """The plan for latents of this kind; `kinds` are the types of the other tensors."""
     layout, feature, norm = reading
     view = token_view(shape, stride, layout)
     assert view is not None

@@ -1,4 +1,4 @@
-"""The two looks at the tokens, as kernels; `forward.py` says what for, and launches them."""
+"""The kernels of the forward pass; `forward.py` explains and launches them."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -33,14 +33,14 @@ def atoms_kernel(
     ROWS: tl.constexpr, ALIGN: tl.constexpr, FEATURE: tl.constexpr, FULL: tl.constexpr,
     NORM: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
-    """One program: both looks at one sample, in tiles as wide as the latent."""
+    """One program: both readings of one sample, in tiles as wide as the latent."""
     tokens, features, width, stride_sample, stride_token, stride_feature = unpack(
         tokens, features, sample_units, units, scores, ROWS, ALIGN
     )
     sample = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, FEATURES)
     kept = (column < features) & (column != FEATURE)
-    sums, protons, electrons, net, squares = first_look(
+    sums, protons, electrons, net, squares = first_reading(
         source, scores, mask, copy, charge, None, sample, 0, column, tokens, features, FEATURE,
         stride_sample, stride_token, stride_feature, steps, 1,
         FULL, 1 if ROWS else ALIGN, TOKENS, FEATURES,
@@ -53,7 +53,7 @@ def atoms_kernel(
     tl.store(table_at + 1, tl.sum(electrons, axis=0))
     tl.store(table_at + 2, tl.sum(net, axis=0))
     tl.store(table_at + 3, tl.sum(squares, axis=0))
-    radius, sums = second_look(
+    radius, sums = second_reading(
         source, scores, mask, None, sample, 0, column, mu, tokens, features, FEATURE,
         stride_sample, stride_token, stride_feature, steps,
         NORM, FULL, 1 if ROWS else ALIGN, TOKENS, FEATURES,
@@ -82,7 +82,7 @@ def nucleus_kernel(
         tl.store(arrivals + sample, 0)
     row = scratch + tile.to(tl.int64) * (features + 4)
     column = chunk * FEATURES + tl.arange(0, FEATURES)
-    sums, protons, electrons, net, squares = first_look(
+    sums, protons, electrons, net, squares = first_reading(
         source, scores, mask, copy, charge, lightness, sample, tile % tiles, column,
         tokens, features, FEATURE, stride_sample, stride_token, stride_feature, steps, chunk == 0,
         FULL, 1 if ROWS else ALIGN, TOKENS, FEATURES,
@@ -96,15 +96,15 @@ def nucleus_kernel(
 
 
 @triton.jit
-def first_look(
+def first_reading(
     source, scores, mask, copy, charge, lightness, sample, tile, column, tokens, features, feature,
     stride_sample, stride_token, stride_feature, steps, leads,
     FULL: tl.constexpr, TOGETHER: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
-    """Weighted positions, P, G, sum q and sum q², not yet added up over a tile's tokens.
+    """Weighted positions, P, G, sum q and sum q², not yet summed over a tile's tokens.
 
-    Writes the copy; and if the program leads those that read the same tokens, the charges, and g
-    in float32 where the second look asks for it.
+    Writes the copy. If the program leads those that read the same tokens, it also writes the
+    charges, and g in float32 where the second reading needs it.
     """
     sample_at = source + sample * stride_sample
     sums = tl.zeros((TOKENS // TOGETHER, FEATURES), tl.float32)
@@ -145,7 +145,7 @@ def first_look(
 
 
 @triton.jit
-def second_look(
+def second_reading(
     source, scores, mask, lightness, sample, tile, column, mu, tokens, features, feature,
     stride_sample, stride_token, stride_feature, steps,
     NORM: tl.constexpr, FULL: tl.constexpr, TOGETHER: tl.constexpr, TOKENS: tl.constexpr,
@@ -173,13 +173,13 @@ def second_look(
 
 
 @triton.jit
-def look_at_electrons(
+def read_electrons(
     source, lightness, order, sample, begin, end, column, mu, tokens, features, feature,
     stride_sample, stride_token, stride_feature,
     NORM: tl.constexpr, FULL: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
     SHARE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The same sums over a share of the tokens, of which the electrons alone are read."""
+    """The same sums over a share of the tokens, of which only the electrons are read."""
     listed_at = sample * tokens + begin
     listed = list_electrons(lightness + listed_at, order + listed_at, end - begin, SHARE)
     sample_at = source + sample * stride_sample
@@ -202,10 +202,10 @@ def look_at_electrons(
 
 @triton.jit
 def list_electrons(lightness, order, tokens, SHARE: tl.constexpr):
-    """Moves the electrons of a share of the tokens to its front, and says how many there are.
+    """Move the electrons of a share of the tokens to its front, and return their number.
 
-    Their g replaces what stood there, and `order` says which token each was. A program has its
-    share to itself.
+    Their g replaces what was there, and `order` says which token each one was. No other program
+    uses this share.
     """
     token = tl.arange(0, SHARE)
     g = tl.load(lightness + token, mask=token < tokens, other=0.0)
@@ -245,13 +245,13 @@ def radius_kernel(
         if ROWS:
             begin = tile * span
             end = tl.minimum(begin + span, tokens)
-            radius, sums = look_at_electrons(
+            radius, sums = read_electrons(
                 source, lightness, order, sample, begin, end, column, mu, tokens, features, FEATURE,
                 stride_sample, stride_token, stride_feature,
                 NORM, FULL, TOKENS, FEATURES, TOKENS * STEPS, STAGES,
             )  # fmt: skip
         else:
-            radius, sums = second_look(
+            radius, sums = second_reading(
                 source, scores, mask, lightness, sample, tile, column, mu, tokens, features,
                 FEATURE, stride_sample, stride_token, stride_feature, STEPS,
                 NORM, FULL, ALIGN, TOKENS, FEATURES,
@@ -307,7 +307,7 @@ def finish(
     of_first, of_second, table_at, mean_direction, features, feature, first_tiles, tiles, pitch,
     per_token, FEATURES: tl.constexpr,
 ):  # fmt: skip
-    """Add up what both launches left of a sample; its nucleus is in the table already."""
+    """Add up what both launches left of a sample; its nucleus is already in the table."""
     columns: tl.constexpr = FEATURES if FEATURES < 256 else 256
     for start in range(0, features, columns):
         column = start + tl.arange(0, columns)
@@ -323,7 +323,7 @@ def finish(
 
 @triton.jit
 def column_sums(rows, column, inner, tiles, pitch, TOGETHER: tl.constexpr = 8):
-    """What the tiles of a sample left in some columns, added up in order, several at a time."""
+    """What the tiles of a sample left in some columns, added in order, several at a time."""
     columns: tl.constexpr = column.shape[0]
     several: tl.constexpr = TOGETHER if columns <= 256 else 2048 // columns if columns < 2048 else 1
     sums = tl.zeros(column.shape, tl.float32)
@@ -331,7 +331,7 @@ def column_sums(rows, column, inner, tiles, pitch, TOGETHER: tl.constexpr = 8):
         tile = above + tl.arange(0, several)
         at = rows + tile[:, None] * pitch + column[None, :]
         valid = (tile < tiles)[:, None] & inner[None, :]
-        # from the cache that all programs share: others of this launch may have written it
+        # from the cache that all programs share: others in this launch may have written it
         sums += tl.sum(tl.load(at, mask=valid, other=0.0, cache_modifier=".cg"), axis=0)
     return sums
 

@@ -2,16 +2,16 @@
 
     E = (S_A S_B + Y rho) / d      Y = P_A G_B + G_A P_B,  rho = r̃ / (d + r̃)
 
-A program holds a block of its own samples against others, block by block: distances from exact
-differences, a chunk of features at a time; then the energies and their slopes; then the chunks
+A program compares a block of its own samples with others, block by block: distances from exact
+differences, one chunk of features at a time; then the energies and their slopes; then the chunks
 again for the gradient of the nuclei, which needs the finished distances. Energy and gradient of a
-sample are sums over its own row, so no program adds to another's. The others are all, or a share
-of them where samples are too few for enough programs. A second launch adds up, in order, the
-losses of the programs, and the parts of the gradient where rows were shared.
+sample are sums over its own row, so no program adds to another's. The others are all samples, or a
+share of them where there are too few samples to fill the chip. A second launch adds up, in order,
+the losses of the programs, and the parts of the gradient where rows were shared.
 
-Bytes: M (h' + 6) numbers in, as many out, times the parts; nothing of size M x M. Arithmetic: 9
-operations a pair and feature, forward and gradient together, in float32; it bounds large M, and
-launching the kernels bounds small M.
+It reads M (h' + 6) numbers and writes as many, times the number of parts; nothing has size M x M.
+Forward and gradient take 9 float32 operations per pair and feature, which limits large M; launching
+the kernels limits small M.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -71,7 +71,7 @@ class _Plan(NamedTuple):
 def _plan(
     samples: int, pitch: int, device: torch.device, terms: Terms, gradient: bool, *kinds: object
 ) -> _Plan:
-    """For tables of this size; `kinds` are the types of the other tensors."""
+    """The plan for tables of this size; `kinds` are the types of the other tensors."""
     blocks = pair_blocks(samples, pitch - FIELDS)
     share = blocks.others * ceil_div(ceil_div(samples, blocks.others), blocks.splits)
     splits = ceil_div(samples, share)
@@ -110,14 +110,14 @@ def pairs_kernel(
     split = tl.program_id(0) % splits
     own = tl.program_id(0) // splits * OWN + tl.arange(0, OWN)
     inside = own < samples
-    once = (split == 0).to(tl.float32)  # what does not depend on others
+    once = (split == 0).to(tl.float32)  # for what does not depend on others
     neutrality *= once
     occupancy *= once
     if slopes is not None:
         slopes += split.to(tl.int64) * samples * pitch
     first = split * share
     p, g, net, r, unit = read_samples(table, count, pitch, own, inside, MEAN)
-    # Sums over others, not yet added up over a block of them.
+    # Sums over others, not yet added up within a block.
     energy = tl.zeros((OTHERS, OWN), tl.float32)
     g_protons = tl.zeros((OTHERS, OWN), tl.float32)
     g_electrons = tl.zeros((OTHERS, OWN), tl.float32)
@@ -186,7 +186,7 @@ def pairs_kernel(
 
 @triton.jit
 def gather_kernel(parts, losses, slopes, loss, size, splits, programs, GATHERED: tl.constexpr):
-    """One program: some numbers of the gradient, added up in order; the first also the loss."""
+    """One program: some numbers of the gradient, added in order; the first also adds the loss."""
     place = tl.arange(0, GATHERED)
     if parts is not None:
         at = tl.program_id(0).to(tl.int64) * GATHERED + place

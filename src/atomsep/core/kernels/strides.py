@@ -1,4 +1,4 @@
-"""Which tensors the kernels can read where they lie."""
+"""Which tensors the kernels can read in place."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from atomsep.core.layout import Layout
 
 
 def empty_like(source: Tensor, layout: Layout) -> Tensor:
-    """Fresh memory like a source whose tokens are a view; see `Layout.empty_like`."""
+    """New memory like a source whose tokens are a view; see `Layout.empty_like`."""
     fresh = torch.empty_like(source)
     return fresh if fresh.stride() == source.stride() else layout.empty_like(source)
 
 
 class View(NamedTuple):
-    """Tokens `(M, N, h)` of a tensor, and how far apart they lie."""
+    """Tokens `(M, N, h)` of a tensor, and their strides."""
 
     samples: int
     tokens: int
@@ -30,9 +30,9 @@ class View(NamedTuple):
 
 
 def token_view(shape: tuple[int, ...], stride: tuple[int, ...], layout: Layout) -> View | None:
-    """The tokens of a tensor of this shape; None where they are no view of it.
+    """The tokens of a tensor of this shape; None where they are not a view of it.
 
-    Computed without making the view, which would copy where there is none.
+    Computed without making the view, which would copy where it is impossible.
     """
     if layout.axes == "length_first":
         if len(shape) != 3:
@@ -52,23 +52,23 @@ def token_view(shape: tuple[int, ...], stride: tuple[int, ...], layout: Layout) 
 
 
 def score_at(view: View, feature: int | None) -> int:
-    """The feature that is the score, from 0; one that no token has where scores come apart."""
+    """The feature that is the score, from 0; one that no token has where scores are separate."""
     return 1 << 30 if feature is None else feature % view.features
 
 
 class Geometry(NamedTuple):
-    """Where the numbers of `(M, N, h)` tokens lie, as the kernels take it.
+    """Where the numbers of `(M, N, h)` tokens are, in the form the kernels take.
 
     Attributes:
-        rows: whether features lie together; otherwise tokens do.
-        align: a power of two that divides both strides and the length of the axis whose numbers
-            lie together. Those three are passed divided by it and multiplied again in the kernel,
-            which tells the compiler how many numbers it may read at once. At most 16 features,
-            or 4 tokens: a thread does once for each of its tokens what is due once a token.
+        rows: whether features are adjacent; otherwise tokens are.
+        align: a power of two that divides both strides and the length of the adjacent axis. Those
+            three are passed divided by it and multiplied again in the kernel, which tells the
+            compiler how many numbers it can read at once. At most 16 features, or 4 tokens: a
+            thread repeats the work per token for each of its tokens.
         tokens: N, divided unless tokens are rows.
         features: h, divided where tokens are rows.
         sample: stride of samples, divided.
-        wide: stride of tokens where they are rows, else of features, divided.
+        wide: stride of tokens where they are rows, otherwise of features, divided.
     """
 
     rows: bool
@@ -80,7 +80,7 @@ class Geometry(NamedTuple):
 
 
 def geometry(view: View) -> Geometry:
-    """Of tokens of which the tokens or the features lie together."""
+    """The geometry of a view whose tokens or features are adjacent."""
     rows = view.features == 1 or view.along_features == 1
     wide = view.along_tokens if rows else view.along_features
     together = gcd(16, view.features) if rows else gcd(4, view.tokens)

@@ -1,9 +1,9 @@
 """How a program reads tokens: the charges of a block of tokens, and a tile of their positions.
 
-A tile is `(tokens, features)` whatever the memory looks like; strides say where its numbers lie,
-and the compiler reads along the one that is 1. Tokens are rows where features lie together
-(channels-last, `(M, L, C)`), planes where tokens do (contiguous NCHW). Padding may hold anything,
-NaN too: it is replaced by zero. Addresses are 64-bit throughout.
+A tile is `(tokens, features)` whatever the memory layout; strides say where its numbers are, and
+the compiler reads along the one that is 1. Tokens are rows where features are adjacent
+(channels-last, `(M, L, C)`) and planes where tokens are (contiguous NCHW). Padding may hold
+anything, even NaN: it is replaced by zero. Addresses are 64-bit throughout.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -14,15 +14,15 @@ import triton
 import triton.language as tl
 
 READ = ("tokens", "features", "sample_units", "units")
-"""Numbers of every kernel that change from batch to batch, and that none is compiled for."""
+"""Arguments of every kernel that change between batches, so that none is compiled for them."""
 
 
 @triton.jit
 def charge_of(score):
     """Charge q = tanh(score / 2), and its slope (1 - q²) / 2.
 
-    From e = exp(-|score|): q = (1 - e) / (1 + e), but half the score where that would cancel, and
-    the slope 2 e / (1 + e)², which keeps its digits where q is near 1.
+    With e = exp(-|score|), q = (1 - e) / (1 + e), or half the score where that would cancel, and
+    the slope is 2 e / (1 + e)², which keeps its digits where q is near 1.
     """
     size = tl.abs(score)
     decay = tl.exp(-size)
@@ -64,7 +64,7 @@ def read_scores(
 ):
     """Which of the tokens inside are real, and their scores in float32, 0 where they are not.
 
-    The score is a feature of the token, or comes from a tensor `(M, N)` of its own.
+    The score is a feature of the token, or comes from a separate tensor `(M, N)`.
     """
     place = sample * tokens + token
     real = read_mask(mask, place, inside)
@@ -83,7 +83,7 @@ def read_lightness(
 ):  # fmt: skip
     """Which of the tokens inside are real, and g = max(-q, 0).
 
-    Read where an earlier pass left it: every thread that holds a part of a token needs it.
+    Read from memory where an earlier pass left it: every thread with a part of a token needs it.
     """
     if lightness is None:
         real, score = read_scores(
@@ -126,7 +126,7 @@ def charge_gradient(q, along, spread, share, g_protons, g_electrons, g_sum, g_sq
 
 @triton.jit
 def position_of(column, feature):
-    """Where a feature stands in the nucleus, which has no column for the score."""
+    """The column of a feature in the nucleus, which has none for the score."""
     return column - (column > feature).to(tl.int32)
 
 
@@ -139,9 +139,9 @@ def places(sample_at, token, column, stride_token, stride_feature):
 
 @triton.jit
 def tile_mask(token, column, features, FULL: tl.constexpr):
-    """Which numbers of a tile there are: of these tokens, and of no feature beyond the last.
+    """Which numbers of a tile exist: those of these tokens, up to the last feature.
 
-    FULL where the features fill all tiles: a mask that says nothing still takes registers.
+    FULL where the features fill all tiles: a mask that is all true still takes registers.
     """
     if FULL:
         return token[:, None]
@@ -159,9 +159,9 @@ def every_position(column, feature):
 def read_positions(here, read, clean, column, stretch, base, mask, features, FULL: tl.constexpr):
     """Source times `stretch` minus `base` in float32: positions minus the nucleus, 0 for the score.
 
-    Finite, but without meaning, where `read` is false. A mask that changes along the direction of
-    reading would split the loads: where tokens are planes all of a masked latent are read, and
-    those that are not `clean` replaced.
+    Finite but meaningless where `read` is false. A mask that changes along the direction of
+    reading would split the loads, so where tokens are planes a masked latent is read whole, and
+    tokens that are not `clean` are replaced.
     """
     block = tl.load(here, mask=tile_mask(read, column, features, FULL), other=0.0)
     if mask is not None:
@@ -179,7 +179,7 @@ def sizes(offset, NORM: tl.constexpr):
 def fold(tile, ROWS: tl.constexpr, KEPT: tl.constexpr):
     """Sums over features as far as one thread holds them, `(tokens, KEPT)`.
 
-    Any KEPT is right; the rule in `blocks.py` picks the one that needs no exchange.
+    Any KEPT is correct; the rule in `blocks.py` picks the one that needs no exchange.
     """
     several: tl.constexpr = tile.shape[1] // KEPT
     if ROWS:  # a thread's features lie together
@@ -190,9 +190,9 @@ def fold(tile, ROWS: tl.constexpr, KEPT: tl.constexpr):
 
 @triton.jit
 def fold_tokens(tile, TOGETHER: tl.constexpr):
-    """Sums over tokens that lie together, `(tokens / TOGETHER, features)`.
+    """Sums over adjacent tokens, `(tokens / TOGETHER, features)`.
 
-    Any TOGETHER is right; with as many as one thread reads at once, the sum needs no exchange.
+    Any TOGETHER is correct; with as many as one thread reads at once, the sum needs no exchange.
     """
     if TOGETHER == 1:
         return tile
@@ -203,9 +203,9 @@ def fold_tokens(tile, TOGETHER: tl.constexpr):
 
 @triton.jit
 def spread_and_pull(lightness, length, NORM: tl.constexpr):
-    """|p - mu| from the sum of sizes; and max(-q, 0), divided by it for norm 2.
+    """|p - mu| from the sum of sizes, and max(-q, 0), divided by it for norm 2.
 
-    The second is what `directions` are weighted with; 0 on the nucleus, whose direction is none.
+    The second weights the `directions`; it is 0 on the nucleus, which has no direction.
     """
     if NORM == 2:
         somewhere = length > 1.2e-38  # less is flushed to 0, whose reciprocal root is infinite
