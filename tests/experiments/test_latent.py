@@ -114,7 +114,6 @@ def test_padding_counts_for_nothing() -> None:
 def test_the_plain_method_adds_nothing() -> None:
     on_layer = MethodOnLayer(build(Convolutions), "plain", layer="no such layer")
     assert on_layer.loss(LABELS) is None
-    assert on_layer.second_view is None
     assert on_layer.state_dict() == {}
 
 
@@ -123,7 +122,7 @@ def test_the_plain_method_adds_nothing() -> None:
     [
         ("atom", {"layer": "nrm"}, "did you mean 'norm'"),
         ("hinge-1", {"layer": "nrm"}, "did you mean 'norm'"),
-        ("hinge-1", {"layer": "*"}, "means several layers"),
+        ("hinge-1", {"layer": "*"}, "matches several layers .*, but Hinge acts on one"),
         ("atom", {"layer": "norm", "options": {"nrm": 1}}, "has no option 'nrm'"),
         ("simclr", {"layer": "norm", "options": {"norm": 1}}, "has no option 'norm'"),
     ],

@@ -24,8 +24,8 @@ MIXTURES: Offered = {
     **dict.fromkeys(ATOMS, (12.5, (12.5, 5.0, 2.5, 1.25, 0.5, 0.25, 0.125))),
 }
 GANS: Offered = {
-    "vq": (1.0, (2.0, 1.0, 0.5, 0.2, 0.1)),
     "sscl": (0.02, PAPERS_GRID),
+    "vq": (1.0, (2.0, 1.0, 0.5, 0.2, 0.1)),
     **dict.fromkeys(ATOMS, (1.0, GRID_OF_GANS)),
 }
 IMAGES: Offered = {

@@ -108,11 +108,7 @@ class Classification(Task):
             seed=context.seed,
             options=settings.method,
         )
-        if self.on_layer.method is not None:
-            self.on_layer.method.to(self.fabric.device)
-            learned = list(self.on_layer.method.parameters())
-            if learned:
-                optimiser.add_param_group({"params": learned})
+        self.on_layer.join(optimiser, self.fabric.device)
         self.inner = model
         self.model, self.optimiser = self.fabric.setup(model, optimiser)
 

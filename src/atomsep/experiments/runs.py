@@ -145,8 +145,9 @@ class Run:
         models = {}
         for name, part in parts.items():
             module = getattr(part, "method", part)  # of a method on a layer
-            if isinstance(module, nn.Module) and module.state_dict():
-                models[name] = module.state_dict()
+            state = module.state_dict() if isinstance(module, nn.Module) else {}
+            if any(torch.is_tensor(value) for value in state.values()):
+                models[name] = state
         _save(models, self.model)
 
     def load_checkpoint(self, device: torch.device) -> dict[str, Any] | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from atomsep.methods.base import Method, check_temperature, concatenate, cosine
+from atomsep.methods.registry import SecondView
 
 
 class SimCLR(Method):
@@ -34,7 +35,7 @@ class SimCLR(Method):
         0.2395
     """
 
-    second_view: ClassVar[Literal["augmentation", "dropout"] | None] = "augmentation"
+    second_view: ClassVar[SecondView | None] = "augmentation"
 
     def __init__(self, temperature: float = 0.5) -> None:
         super().__init__()

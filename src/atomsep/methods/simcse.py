@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from atomsep.methods.base import Method, check_temperature, concatenate, cosine
+from atomsep.methods.registry import SecondView
 
 
 class SimCSE(Method):
@@ -34,7 +35,7 @@ class SimCSE(Method):
         0.1269
     """
 
-    second_view: ClassVar[Literal["augmentation", "dropout"] | None] = "dropout"
+    second_view: ClassVar[SecondView | None] = "dropout"
 
     def __init__(self, temperature: float = 0.05) -> None:
         super().__init__()

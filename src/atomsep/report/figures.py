@@ -25,23 +25,11 @@ from atomsep.experiments.synthetic.mixtures import (
     draw,
 )
 from atomsep.functional import equilibrium_distance, pair_energy
+from atomsep.methods import ATOM_MODELING, METHODS
 
 INK, FAINT = "#1f2743", "#d5d8e2"
 CLASSES = {"A": "#c8402f", "B": "#2f4fa8"}
 GREY, BLUE, GREEN, PALE = "#8a90a2", "#5a7fb8", "#12877a", "#7fbdb4"
-LABELS = {
-    "plain": "cross-\nentropy",
-    "hinge-1": "Hinge\n1-norm",
-    "hinge-2": "Hinge\n2-norm",
-    "rank-h": "Rank-H",
-    "simclr": "SimCLR",
-    "atom": "atom\nmodeling",
-    "atom-no-neutrality": "without\nconstraint 1",
-    "atom-no-occupancy": "without\nconstraint 2",
-    "atom-no-constraints": "without\nboth",
-}
-"""Of methods under a figure."""
-
 SIMILARITIES = {0.5: "#c3b5dd", 1.0: "#a58fcb", 1.5: "#7d62b4", 2.0: "#5b3f98", 4.0: "#33206b"}
 """Values of k that the energy is drawn for."""
 
@@ -113,7 +101,25 @@ def untrained_model(key: RunKey) -> MixtureClassifier:
 
 def colour_of(method: str) -> str:
     """Grey for the plain method, green for atom modeling, paler without constraints."""
-    return {"plain": GREY, "atom": GREEN}.get(method, PALE if method.startswith("atom") else BLUE)
+    return {"plain": GREY, "atom": GREEN}.get(method, PALE if method in ATOM_MODELING else BLUE)
+
+
+def label_of(method: str) -> str:
+    """A method's name under a figure, on one or two lines."""
+    if method == "plain":
+        return "cross-\nentropy"
+    entry = METHODS.get(method)
+    return method if entry is None else entry.label or entry.title
+
+
+def on_one_line(label: str) -> str:
+    r"""A label without its line break.
+
+    Example:
+        >>> on_one_line("cross-\nentropy"), on_one_line("atom\nmodeling")
+        ('cross-entropy', 'atom modeling')
+    """
+    return label.replace("-\n", "-").replace("\n", " ")
 
 
 def accuracy_by_method(accuracies: Mapping[str, Mapping[int, float]], bayes: float) -> Figure:
@@ -145,7 +151,7 @@ def accuracy_by_method(accuracies: Mapping[str, Mapping[int, float]], bayes: flo
         textcoords="offset points",
         fontsize=9,
     )
-    names = [LABELS.get(method, method) for method in accuracies]
+    names = [label_of(method) for method in accuracies]
     axes.set_xticks(range(len(names)), names)
     axes.set_xlim(-0.5, len(names) - 0.3)
     axes.margins(y=0.12)
@@ -164,7 +170,7 @@ def latent_space(root: Path, keys: Sequence[RunKey], shown: int = 1500) -> Figur
     figure = Figure(figsize=(3.4 * (1 + len(keys)), 3.7), layout="constrained")
     panels = figure.subplots(1, 1 + len(keys), sharex=True, sharey=True)
     models = {"before training": untrained_model(keys[0])}
-    models.update((LABELS[key.method], trained_model(key, root)) for key in keys)
+    models.update((on_one_line(label_of(key.method)), trained_model(key, root)) for key in keys)
     for axes, (title, model) in zip(panels, models.items(), strict=True):
         with torch.no_grad():
             mean = model.hidden(values).unflatten(1, (SUB_UNITS, -1)).mean(1)
@@ -174,7 +180,7 @@ def latent_space(root: Path, keys: Sequence[RunKey], shown: int = 1500) -> Figur
             axes.scatter(
                 *points, s=7, color=CLASSES[name], alpha=0.45, lw=0, label=f"most sub-units {name}"
             )
-        axes.set_title(title.replace("-\n", "-").replace("\n", " "))
+        axes.set_title(title)
         axes.set_xlabel("first component")
     panels[0].set_ylabel("second component")
     handles, names = panels[0].get_legend_handles_labels()

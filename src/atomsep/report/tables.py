@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from atomsep.experiments.sweeps.comparison import deviation
+from atomsep.methods import ATOM_MODELING
 from atomsep.report import paper
 from atomsep.report.groups import Group, Results, Row, average, group_results
 from atomsep.report.markup import Cell, Section, Table, Value
@@ -242,7 +243,7 @@ def ablation_rows(group: Group) -> Rows:
 
 def _with_constraints(group: Group, row: Row) -> Row | None:
     """The row of atom modeling to compare an ablation with: of its weight, or the only one."""
-    if not row.method.startswith("atom-"):
+    if row.method == "atom" or row.method not in ATOM_MODELING:
         return None
     whole = [other for other in group.rows if other.method == "atom"]
     same = [other for other in whole if other.settings == row.settings]
