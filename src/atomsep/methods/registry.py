@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,29 +75,17 @@ class Entry:
 
 
 def _hinge(norm: int) -> Entry:
-    return Entry(
-        f"Hinge ({norm}-norm)",
-        f"hinge on triplets: the own class nearer than the others, {norm}-norm",
-        "hinge:Hinge",
-        fixed={"norm": norm},
-        needs_labels=True,
-        label=f"Hinge\n{norm}-norm",
-    )
+    summary = f"hinge on triplets: the own class nearer than the others, {norm}-norm"
+    title, label, fixed = f"Hinge ({norm}-norm)", f"Hinge\n{norm}-norm", {"norm": norm}
+    return Entry(title, summary, "hinge:Hinge", fixed, needs_labels=True, label=label)
 
 
 def _atom(title: str, summary: str, label: str, *left_out: str) -> Entry:
-    options = (
-        *("norm", "scale", "neutrality", "occupancy", "softening"),
-        *("charge", "position", "pairs", "tokens"),
-    )
-    return Entry(
-        f"Atom Modeling{title}",
-        summary,
-        "atom:Atom",
-        fixed=dict.fromkeys(left_out, 0.0),
-        options=tuple(name for name in options if name not in left_out),
-        label=label,
-    )
+    names = ["norm", "scale", "neutrality", "occupancy", "softening"]
+    names += ["charge", "position", "pairs", "tokens"]
+    options = tuple(name for name in names if name not in left_out)
+    fixed = dict.fromkeys(left_out, 0.0)
+    return Entry(f"Atom Modeling{title}", summary, "atom:Atom", fixed, options, label=label)
 
 
 METHODS: dict[str, Entry] = {
@@ -267,27 +255,19 @@ class OfferedMethods(Sequence[str]):
         self.family, self.provides = family, provides
 
     def _names(self) -> list[str]:
-        return [name for name, entry in METHODS.items() if self._fits(entry)]
-
-    def _fits(self, entry: Entry) -> bool:
-        return (
-            (not entry.needs_labels or "labels" in self.provides)
+        return [
+            name
+            for name, entry in METHODS.items()
+            if (not entry.needs_labels or "labels" in self.provides)
             and (entry.second_view is None or entry.second_view in self.provides)
             and (not entry.families or self.family in entry.families)
-        )
+        ]
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
+    def __getitem__(self, index: Any) -> Any:
         return self._names()[index]
 
     def __len__(self) -> int:
         return len(self._names())
-
-    def __repr__(self) -> str:
-        return repr(self._names())
 
 
 def make_method(name: str, *, features: int, seed: int = 0, **options: Any) -> Method | None:
