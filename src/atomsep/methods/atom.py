@@ -1,4 +1,4 @@
-"""Atom modeling as one method among the others."""
+"""Atom modeling behind the interface of the methods."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atomsep.methods.binding import Binding
 
 
 class Atom(Method):
-    """[`AtomLoss`][atomsep.AtomLoss] behind the interface of the methods.
+    """[`AtomLoss`][atomsep.AtomLoss] as a method.
 
     It needs neither labels nor a second view. The paper's ablations leave constraints out:
     `neutrality=0` is "w/o constraint 1", `occupancy=0` is "w/o constraint 2".

@@ -136,7 +136,7 @@ class Method(nn.Module, ABC):
 def concatenate(latent: Tensor, mask: Tensor | None = None) -> Tensor:
     """The paper's h_i: all tokens of a sample as one vector, `(M, N · h)`, padding as zeros.
 
-    Half precision becomes float32: thousands of features do not add up in less.
+    Half precision becomes float32: it cannot add up thousands of features.
 
     Example:
         >>> latent = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
@@ -150,7 +150,7 @@ def concatenate(latent: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def cosine(first: Tensor, second: Tensor) -> Tensor:
-    """Cosine similarities of all rows of one matrix with all rows of another, `(M, K)`.
+    """Cosine similarities between all rows of two matrices, `(M, K)`.
 
     A row of zeros has similarity 0 to everything, with a bounded gradient.
 
@@ -164,11 +164,11 @@ def cosine(first: Tensor, second: Tensor) -> Tensor:
 
 def _unit(rows: Tensor) -> Tensor:
     length: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    # A floor on the length, as usual, would make the gradient of zeros about 1e12.
+    # The usual floor on the length would make the gradient at zero about 1e12.
     return rows / length.where(length > 0, 1)
 
 
 def check_temperature(temperature: float) -> None:
-    """Refuse temperatures that are not above 0."""
+    """Refuse temperatures that are not finite and above 0."""
     if not 0 < temperature < float("inf"):
         raise ValueError(f"temperature must be above 0, not {temperature!r}")

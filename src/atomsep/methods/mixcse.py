@@ -26,15 +26,15 @@ class MixCSE(Method):
       {C_i + \sum_{j \ne i-1} \exp(\cos(z_i, m_j)/\tau)
       + \sum_{j \ne i+1} \exp(\cos(n_i, z'_j)/\tau) + 2}$$
 
-    The 2 is what the release leaves of the two terms that the sums skip, where the mixture is
-    mostly the positive itself: it sets their logits to 0, not to minus infinity.
+    The 2 stands for the two terms that the sums skip, whose mixtures are mostly the positive
+    itself: the release sets their logits to 0, not to minus infinity.
 
-    The atom-modeling paper prints another formula: the first mixed sum alone, over mixtures of i
+    The atom-modeling paper prints another formula: only the first mixed sum, over mixtures of i
     with every j, of vectors normalised before they are mixed, with the temperature in one place.
 
     Args:
         temperature: τ above.
-        mixing: λ above, the share of a vector's own in its mixture.
+        mixing: λ above, the share of the vector itself in its mixture.
 
     Shape:
         - latent, second: `(M, N, h)`

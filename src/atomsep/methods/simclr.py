@@ -1,4 +1,4 @@
-"""SimCLR: two augmented views of a sample, told from those of all others."""
+"""SimCLR: tell two augmented views of a sample from those of all other samples."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class SimCLR(Method):
     $$\mathcal L = -\frac{1}{2M} \sum_{i=1}^{2M}
       \log \frac{\exp(\cos(h_i, h_{j(i)})/\tau)}{\sum_{k \ne i} \exp(\cos(h_i, h_k)/\tau)}$$
 
-    over both views of all samples, where j(i) is the other view of i. There is no projection
-    head: the loss is on the layer itself.
+    over both views of all samples, where j(i) is the other view of i. The loss acts on the layer
+    itself, without a projection head.
 
     Args:
         temperature: τ above.

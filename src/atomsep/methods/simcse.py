@@ -1,4 +1,4 @@
-"""SimCSE: one sample under two dropout masks, told from all others."""
+"""SimCSE: tell a sample under two dropout masks from all other samples."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class SimCSE(Method):
     $$\mathcal L = -\frac1M \sum_i
       \log \frac{\exp(\cos(h_i, h_i^+)/\tau)}{\sum_j \exp(\cos(h_i, h_j^+)/\tau)}$$
 
-    in one direction, from the first view to the second, as released. There is no pooler: the loss
-    is on the layer itself.
+    in one direction, from the first view to the second, as released. The loss acts on the layer
+    itself, without a pooler.
 
     Args:
         temperature: τ above.

@@ -152,10 +152,10 @@ def main_rows(group: Group) -> Rows:
     plain = _paper(group, "plain")
     rows: Rows = []
     for place, row in enumerate(group.rows):
-        comparison = group.comparisons.get(place, NOT_COMPARED)
+        found = group.comparisons.get(place, NOT_COMPARED)
         mean, spread = average(row.values.values()), deviation(row.values.values())
-        seeds, paired = len(row.values), len(comparison.seeds)
-        partly = place in group.comparisons and paired < seeds
+        seeds, paired = len(row.values), len(found.seeds)
+        partly = f" ({paired} paired)" if place in group.comparisons and paired < seeds else ""
         printed = _paper(group, row.method)
         gap = None if printed is None or plain is None or row.method == "plain" else printed - plain
         rows.append(
@@ -166,17 +166,11 @@ def main_rows(group: Group) -> Rows:
                     {"mean": mean, "deviation": spread},
                     strong=len(group.rows) > 1 and place == group.best,
                 ),
-                Cell(
-                    f"{seeds} ({paired} paired)" if partly else f"{seeds}",
-                    {"seeds": seeds, "paired_seeds": paired},
-                ),
-                Cell(signed(comparison.difference), {"difference": comparison.difference}),
-                Cell(
-                    interval_text(comparison.low, comparison.high),
-                    {"low": comparison.low, "high": comparison.high},
-                ),
-                p_cell("p_t_holm", comparison.t_holm),
-                p_cell("p_wilcoxon_holm", comparison.wilcoxon_holm),
+                Cell(f"{seeds}{partly}", {"seeds": seeds, "paired_seeds": paired}),
+                Cell(signed(found.difference), {"difference": found.difference}),
+                Cell(interval_text(found.low, found.high), {"low": found.low, "high": found.high}),
+                p_cell("p_t_holm", found.t_holm),
+                p_cell("p_wilcoxon_holm", found.wilcoxon_holm),
                 Cell(NONE if printed is None else f"{printed:g}", {"paper": printed}),
                 Cell(signed(gap, 2), {"paper_difference": gap}),
                 others_cell(row),
