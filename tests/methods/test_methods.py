@@ -36,7 +36,7 @@ def call(method: Method, latent: Tensor, mask: Tensor | None = None) -> Tensor:
 @methods
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_the_loss_is_a_scalar_of_float32_at_least(
+def test_the_loss_is_a_scalar_in_float32_or_float64(
     name: str, dtype: torch.dtype, autocast: bool
 ) -> None:
     latent = make_batch(4, 3, 3, seed=1, dtype=dtype).requires_grad_()
@@ -73,7 +73,7 @@ def test_padding_has_no_influence_and_no_gradient(name: str, garbage: float) -> 
 
 
 @methods
-def test_a_mask_of_real_tokens_alone_changes_nothing(name: str) -> None:
+def test_a_mask_without_padding_changes_nothing(name: str) -> None:
     latent = make_batch(4, 3, 3, seed=3)
     everything = torch.ones(4, 3, dtype=torch.bool)
     torch.testing.assert_close(call(make(name), latent, everything), call(make(name), latent))
@@ -121,7 +121,7 @@ def test_the_global_generators_are_left_alone(name: str) -> None:
 
 
 @methods
-def test_a_seed_gives_the_same_numbers_again(name: str) -> None:
+def test_a_seed_fixes_the_numbers(name: str) -> None:
     options = {"pairs": "sampled", "tokens": 2} if name.startswith("atom") else {}
     latent = make_batch(4, 3, 3, seed=7)
     one, same, other = (call(make(name, seed=seed, **options), latent) for seed in (1, 1, 2))
@@ -143,7 +143,7 @@ def test_only_vq_changes_what_the_model_goes_on_with(name: str) -> None:
 
 
 @methods
-def test_what_is_needed_and_missing_is_said(name: str) -> None:
+def test_missing_arguments_are_named(name: str) -> None:
     latent = make_batch(4, 3, 3, seed=10)
     method = make(name)
     if method.needs_labels:
@@ -181,7 +181,7 @@ def test_which_methods_need_what() -> None:
     assert views == {"simclr": "augmentation", "simcse": "dropout", "mixcse": "dropout"}
 
 
-def test_the_interface_has_no_formula_of_its_own() -> None:
+def test_the_interface_is_abstract() -> None:
     with pytest.raises(TypeError, match="abstract"):
         Method()
 

@@ -1,4 +1,4 @@
-"""The figures: what they show is what the formulas and the runs say."""
+"""The figures show what the formulas and the runs say."""
 
 from __future__ import annotations
 

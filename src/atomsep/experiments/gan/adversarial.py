@@ -1,12 +1,12 @@
-"""The paper's DCGANs: the training of PyTorch's example, and a method on the generator.
+"""The paper's DCGANs: trained as in PyTorch's example, with a method on the generator.
 
 The method acts on the generator's last hidden layer before its activation, and its loss is added
-to the generator's. The discriminator's step knows nothing of it.
+to the generator's. The discriminator's step does not involve it.
 
-Two choices of the example are kept though they are unusual: the networks are never set to eval
-mode, so samples are normalised by the statistics of their batch; and the fakes of a step serve
-both networks. The sigmoid is part of the loss. That is the same until it saturates: there the
-example's gradient is lost, and here it is not.
+Two unusual choices of the example are kept: the networks are never set to eval mode, so samples
+are normalised by the statistics of their batch; and both networks use the same fakes in a step.
+The sigmoid is part of the loss here. That makes no difference until it saturates, where the
+example's gradient vanishes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from atomsep.experiments.settings import Settings, setting
 from atomsep.experiments.task import Context, Task
 
 BETAS = (0.5, 0.999)
-"""Of Adam."""
+"""Betas of Adam."""
 
 SHOWN = 64
 """Samples in a picture."""
@@ -183,7 +183,7 @@ class Gan(Task):
         }
 
     def finish(self) -> list[Path]:
-        """A grid of samples, and the token importance where the method gives one."""
+        """A grid of samples, and their token importance if the method measures it."""
         if self.folder is None:
             return []
         files = [self.folder / "samples.png"]

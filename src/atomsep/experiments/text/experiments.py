@@ -108,7 +108,7 @@ def build(
         load(Tokens(train, tokenizer, settings.max_length)),
         load(Tokens(held_out, tokenizer, settings.max_length), shuffle=False).batches,
         partial(metrics, classes),
-        features=model.config.hidden_size,
+        features=getattr(model.config, "hidden_size", 0),
         schedule=settings.schedule,
         warmup=settings.warmup,
         clip=settings.clip,
