@@ -94,4 +94,4 @@ class LayerReader:
         """Take the mask's hooks off the model."""
         for handle in self.handles:
             handle.remove()
-        self.slot.value = None
+        self.slot = MaskSlot()  # without the last call's mask
