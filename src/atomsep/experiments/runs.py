@@ -145,9 +145,8 @@ class Run:
         models = {}
         for name, part in parts.items():
             module = getattr(part, "method", part)  # of a method on a layer
-            state = module.state_dict() if isinstance(module, nn.Module) else {}
-            if any(torch.is_tensor(value) for value in state.values()):
-                models[name] = state
+            if isinstance(module, nn.Module) and module.state_dict():
+                models[name] = module.state_dict()
         _save(models, self.model)
 
     def load_checkpoint(self, device: torch.device) -> dict[str, Any] | None:

@@ -70,14 +70,6 @@ class Atom(Method):
         """Attach the criterion to one or several layers; see [`attach`][atomsep.attach]."""
         return AtomBinding(attach(model, layer, self.criterion, **how))
 
-    def get_extra_state(self) -> int:
-        """How many times the criterion has drawn: a resumed run goes on from there."""
-        return self.criterion.draws
-
-    def set_extra_state(self, state: int) -> None:
-        """Set the number of draws."""
-        self.criterion.draws = state
-
 
 class AtomBinding(Binding):
     """Atom modeling on a layer, through an attachment.
