@@ -40,7 +40,7 @@ def test_the_linear_schedule_is_transformers_with_its_warmup() -> None:
     assert found == pytest.approx(expected)
 
 
-def test_a_second_view_is_normalised_by_its_batch_and_teaches_nothing() -> None:
+def test_a_second_view_is_normalised_by_its_batch_and_updates_nothing() -> None:
     torch.manual_seed(0)
     norm = nn.BatchNorm1d(3)
     images = 5 + torch.randn(8, 3)

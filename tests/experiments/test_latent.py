@@ -1,4 +1,4 @@
-"""A method on a layer: its loss on the tokens, and a model that goes on as before."""
+"""A method on a layer: its loss on the tokens, and a model that works as before."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def test_the_loss_and_its_gradient_are_the_methods_on_the_layers_tokens(name: st
 
 
 @pytest.mark.parametrize("name", ["plain", "hinge-2", "atom"])
-def test_the_model_says_what_it_said_before(name: str) -> None:
+def test_the_models_output_stays_the_same(name: str) -> None:
     expected = build(Convolutions).eval()(images())
     model = build(Convolutions).eval()
     MethodOnLayer(model, name, layer="norm")
     torch.testing.assert_close(model(images()), expected)
 
 
-def test_vector_quantisation_hands_its_codes_on() -> None:
+def test_vector_quantisation_passes_its_codes_on() -> None:
     model = build(Convolutions).eval()
     on_layer = MethodOnLayer(model, "vq", layer="norm", features=4, options={"codes": 8})
     seen = []
@@ -98,7 +98,7 @@ def test_vector_quantisation_hands_its_codes_on() -> None:
     torch.testing.assert_close(seen[0], codes.relu().mean(1))
 
 
-def test_padding_counts_for_nothing() -> None:
+def test_padding_has_no_influence() -> None:
     ids = torch.randint(11, (6, 5), generator=torch.Generator().manual_seed(0))
     mask = torch.arange(5) < torch.tensor([[5], [3], [1], [4], [2], [5]])
     losses = []
@@ -114,7 +114,6 @@ def test_padding_counts_for_nothing() -> None:
 def test_the_plain_method_adds_nothing() -> None:
     on_layer = MethodOnLayer(build(Convolutions), "plain", layer="no such layer")
     assert on_layer.loss(LABELS) is None
-    assert on_layer.second_view is None
     assert on_layer.state_dict() == {}
 
 
@@ -123,7 +122,7 @@ def test_the_plain_method_adds_nothing() -> None:
     [
         ("atom", {"layer": "nrm"}, "did you mean 'norm'"),
         ("hinge-1", {"layer": "nrm"}, "did you mean 'norm'"),
-        ("hinge-1", {"layer": "*"}, "means several layers"),
+        ("hinge-1", {"layer": "*"}, "matches several layers .*, but Hinge acts on one"),
         ("atom", {"layer": "norm", "options": {"nrm": 1}}, "has no option 'nrm'"),
         ("simclr", {"layer": "norm", "options": {"norm": 1}}, "has no option 'norm'"),
     ],
@@ -148,6 +147,17 @@ def test_the_state_holds_parameters_and_draws() -> None:
     assert not torch.equal(codes[0].method.codes, codes[1].method.codes)  # type: ignore[union-attr]
     codes[1].load_state_dict(codes[0].state_dict())
     assert torch.equal(codes[0].method.codes, codes[1].method.codes)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("layer", "expected"), [("norm", 4), ("*or*", 4), ("both", 9)])
+def test_a_method_learns_the_width_of_its_layer(layer: str, expected: int) -> None:
+    model = build(Convolutions)
+    model.both = nn.ModuleList([nn.Linear(2, 3), nn.Linear(3, 2)])  # which one is not certain
+    on_layer = MethodOnLayer(model, "vq", layer=layer, features=9)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    on_layer.join(optimiser, torch.device("cpu"))
+    [codes] = optimiser.param_groups[1]["params"]
+    assert codes.shape == (512, expected)
 
 
 def test_outputs_that_are_objects_are_kept() -> None:

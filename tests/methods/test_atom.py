@@ -1,4 +1,4 @@
-"""Atom modeling among the methods is AtomLoss, and its ablations leave constraints out."""
+"""The method Atom equals AtomLoss, and its ablations leave constraints out."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from atomsep.methods import RankH
 
 
 def looped(rows: list[Tensor], labels: Tensor) -> Tensor:
-    """Each pair of a class once, in both directions, as Wang and Gupta."""
+    """Each pair of a class once, in both directions, as in Wang and Gupta."""
     terms = []
     for i in range(len(rows)):
         for j in range(i + 1, len(rows)):

@@ -43,12 +43,12 @@ def test_its_least_value_is_reached_by_spread_directions() -> None:
     assert SSCL()(alike).item() == pytest.approx(math.log(2), rel=1e-6)
 
 
-def test_one_sample_has_nothing_to_train_it() -> None:
+def test_one_sample_has_no_gradient() -> None:
     latent = make_batch(1, 2, 3, seed=2, dtype=torch.float32).requires_grad_()
     (slope,) = torch.autograd.grad(SSCL()(latent), latent)
     assert torch.equal(slope, torch.zeros_like(latent))
 
 
-def test_a_sample_is_alike_to_itself_even_where_it_is_zero() -> None:
+def test_a_sample_of_zeros_is_similar_to_itself() -> None:
     latent = torch.tensor([[[1.0, 2.0]], [[0.0, 0.0]]])
     assert SSCL()(latent).item() == pytest.approx(math.log1p(math.exp(-2)), rel=1e-5)

@@ -163,7 +163,7 @@ def test_training_brings_codes_and_tokens_together() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="the codes have 4 features, but the tokens 3; pass feat"):
+    with pytest.raises(ValueError, match="the codes have 4 features, but the tokens have 3; pass"):
         VQ(4)(torch.zeros(2, 2, 3))
     with pytest.raises(ValueError, match="codes must be at least 1, not 0"):
         VQ(4, codes=0)

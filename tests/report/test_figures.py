@@ -1,4 +1,4 @@
-"""The figures: what they show is what the formulas and the runs say."""
+"""The figures show what the formulas and the runs say."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from atomsep.functional import equilibrium_distance, pair_energy
 from atomsep.report.figures import (
     accuracy_by_method,
     energy_by_distance,
+    label_of,
     pair_at,
     principal_plane,
     trained_model,
@@ -63,6 +64,18 @@ def test_every_accuracy_is_a_point() -> None:
     points = [float(x) for group in axes.collections for xy in group.get_offsets() for x in xy]
     assert points == pytest.approx([0, 90, 0, 91, 1, 92, 2, 95, 2, 94])
     assert [label.get_text() for label in axes.get_xticklabels()][1] == "SimCLR"
+
+
+def test_labels_come_from_the_methods() -> None:
+    names = ("plain", "hinge-1", "rank-h", "atom", "atom-no-constraints", "gone")
+    assert {name: label_of(name) for name in names} == {
+        "plain": "cross-\nentropy",
+        "hinge-1": "Hinge\n1-norm",
+        "rank-h": "Rank-H",
+        "atom": "atom\nmodeling",
+        "atom-no-constraints": "without\nboth",
+        "gone": "gone",
+    }
 
 
 def test_models_are_those_of_the_runs(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tables from results made by hand."""
+"""Tables of constructed results."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_families_are_the_papers() -> None:
         assert figures.keys() <= set(EXPERIMENTS[name].methods)
 
 
-def test_other_frechet_distances_are_no_fid() -> None:
+def test_other_frechet_distances_are_not_called_fid() -> None:
     of_fid = [result("mnist-gan", m, 0, {"fid": 50.0, "recall": 0.25}) for m in ("plain", "atom")]
     of_other = [result("mnist-gan", m, 1, {"frechet_digits": 9.0}) for m in ("plain", "atom")]
     [table] = build_tables(of_fid + of_other)
@@ -144,7 +144,7 @@ def test_other_frechet_distances_are_no_fid() -> None:
     assert "Fréchet distance over digits features" in other.title
     assert [row["paper"] for row in read(table)] == ["88.4", "49.0", "", ""]
     assert read(table)[0]["recall"] == "0.25"
-    assert read(table)[0]["mean"] == "50.0", "no per cent"
+    assert read(table)[0]["mean"] == "50.0", "not in per cent"
 
 
 def test_imagenet_has_two_metrics_and_two_augmentations() -> None:
@@ -161,7 +161,7 @@ def test_imagenet_has_two_metrics_and_two_augmentations() -> None:
     assert "augmentation=crop-flip-colour" in table.sections[2].title
 
 
-def test_another_folder_than_imagenets_is_not_beside_its_figures() -> None:
+def test_the_papers_figures_of_imagenet_are_not_shown_for_another_folder() -> None:
     some = [
         result("imagenet", method, 0, {"top1": 0.7, "top5": 0.9}, "folder=imagenette")
         for method in ("plain", "atom")
@@ -209,7 +209,7 @@ def test_missing_seeds_are_counted() -> None:
     [table] = build_tables([r for r in FLOWERS if (r["method"], r["seed"]) != ("plain", 1)])[:1]
     assert [row[2].text for row in table.sections[0].rows] == ["2", "3 (2 paired)"]
     assert read(table)[1]["paired_seeds"] == "2"
-    assert read(table)[1]["p_t_holm"] == "", "two seeds are no test"
+    assert read(table)[1]["p_t_holm"] == "", "two seeds are too few for a test"
 
 
 def test_without_plain_nothing_is_compared() -> None:
@@ -239,7 +239,7 @@ def test_ablation_table() -> None:
     assert (float(row["paper_best"]), float(row["paper_average"])) == (-25.2, -35.3)
 
 
-def test_ablations_are_held_against_their_own_weight() -> None:
+def test_ablations_are_compared_at_their_own_weight() -> None:
     low = results("synthetic", {"atom": [0.7], "atom-no-occupancy": [0.6]}, "weight=1")
     high = results("synthetic", {"atom": [0.9], "atom-no-occupancy": [0.95]}, "weight=2")
     ablation = next(t for t in build_tables(low + high) if t.name == "ablation")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +40,7 @@ def default_workers(tiny: bool) -> int:
     return 0 if tiny else min(4, os.cpu_count() or 1)
 
 
-def chosen_methods(text: str, known: tuple[str, ...]) -> list[str]:
+def chosen_methods(text: str, known: Sequence[str]) -> list[str]:
     """Names of methods from a list with commas, or all of them.
 
     Example:

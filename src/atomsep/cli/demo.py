@@ -27,7 +27,7 @@ from atomsep.experiments.sweeps.comparison import deviation
 from atomsep.experiments.sweeps.sweep import SweepReport, run_sweep
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
 from atomsep.experiments.synthetic.mixtures import bayes_rate
-from atomsep.report.figures import LABELS, write_figures
+from atomsep.report.figures import label_of, on_one_line, write_figures
 from atomsep.report.groups import Group, average, group_results
 from atomsep.report.numbers import NONE, interval_text, p_text, signed, spread_text
 from atomsep.report.tables import build_tables
@@ -49,9 +49,7 @@ def accuracy_table(group: Group, bayes: float) -> Table:
             beside = "" if interval == NONE else f" ({interval})"
             cells += [signed(found.difference) + beside, p_text(found.t_holm)]
         style = "bold" if place == group.best and len(group.rows) > 1 else None
-        table.add_row(
-            LABELS[row.method].replace("-\n", "-").replace("\n", " "), *cells, style=style
-        )
+        table.add_row(on_one_line(label_of(row.method)), *cells, style=style)
     table.add_section()
     table.add_row("best possible (Bayes)", f"{100 * bayes:.2f}", style="dim")
     return table

@@ -1,4 +1,4 @@
-"""Train a classifier with cross-entropy and a method's loss, whatever the data and the model."""
+"""Train a classifier with cross-entropy and a method's loss, on any data, with any model."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SCHEDULES: dict[str, Schedule] = {
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
     "thirds": lambda done: 0.1 ** math.floor(3 * done + 1e-9),
 }
-"""Factor of the learning rate, by the share of the training that is done."""
+"""Factor of the learning rate as a function of the share of the training that is done."""
 
 
 def scheduled(name: str, done: float, warmup: float = 0.0) -> float:
-    """Factor of the learning rate, which first rises linearly over the share `warmup`.
+    """Factor of the learning rate, which rises linearly over the first `warmup` share.
 
     Example:
         >>> [scheduled("linear", done, warmup=0.5) for done in (0.25, 0.5, 0.75)]
@@ -41,9 +41,9 @@ def scheduled(name: str, done: float, warmup: float = 0.0) -> float:
 
 @contextmanager
 def untouched_statistics(model: nn.Module) -> Iterator[None]:
-    """Batch norms use the statistics of their batch, and learn nothing from it for evaluation.
+    """Normalise by the statistics of the batch, without updating the running statistics.
 
-    So that a method with a second view evaluates the same kind of model as one without.
+    A second view then leaves the evaluated model as a method of one view would.
     """
     norms = [
         module
@@ -64,16 +64,16 @@ class Classification(Task):
 
     Args:
         context: settings, method, seed, device.
-        model: takes a tensor, or the arguments of a dictionary; returns logits, or an object
-            that has `logits`.
-        optimiser: of the model's parameters.
+        model: takes a tensor, or a dictionary as keyword arguments; returns logits, or an object
+            with an attribute `logits`.
+        optimiser: the optimiser of the model's parameters.
         feed: training batches.
-        held_out: batches to evaluate on.
+        held_out: makes the batches to evaluate on.
         metrics: makes torchmetrics objects by name.
-        features: of the layer, for methods with parameters.
-        schedule: of the learning rate.
+        features: the layer's number of features, where the layer itself does not tell.
+        schedule: the schedule of the learning rate.
         warmup: share of the training over which the learning rate rises.
-        clip: largest norm of the gradient; 0 for any.
+        clip: largest norm of the gradient; 0 for no limit.
     """
 
     def __init__(
@@ -108,16 +108,12 @@ class Classification(Task):
             seed=context.seed,
             options=settings.method,
         )
-        if self.on_layer.method is not None:
-            self.on_layer.method.to(self.fabric.device)
-            learned = list(self.on_layer.method.parameters())
-            if learned:
-                optimiser.add_param_group({"params": learned})
+        self.on_layer.join(optimiser, self.fabric.device)
         self.inner = model
         self.model, self.optimiser = self.fabric.setup(model, optimiser)
 
     def batches(self, epoch: int, start: int) -> Iterable[Any]:
-        """The batches of an epoch from the one with number `start` on."""
+        """The batches of an epoch, from number `start` on."""
         return self.feed.batches(epoch, start)
 
     def step(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
@@ -142,7 +138,7 @@ class Classification(Task):
         return parts
 
     def logits(self, inputs: Any, model: nn.Module | None = None) -> Tensor:
-        """What the model says of a batch."""
+        """The model's logits for a batch."""
         model = self.model if model is None else model
         output = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
         logits: Tensor = getattr(output, "logits", output)
@@ -155,17 +151,17 @@ class Classification(Task):
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """All metrics on the samples held out."""
+        """All metrics on the held-out samples."""
         self.model.eval()
-        if self.fabric.world_size > 1:  # every process has batch statistics of its own
+        if self.fabric.world_size > 1:  # each process has its own batch statistics
             for buffer in self.inner.buffers():
                 torch.distributed.broadcast(buffer, src=0)
         metrics = {name: metric.to(self.fabric.device) for name, metric in self.metrics().items()}
         for batch in self.held_out():
             self.unreadable.update(batch.unreadable)
             batch = batch.to(self.fabric.device)
-            # Not through Fabric: data-parallel, processes may have unequal numbers of batches, and
-            # wait for each other in vain.
+            # Not through Fabric: data-parallel processes may have unequal numbers of batches, and
+            # would wait for each other forever.
             inputs = self.fabric.strategy.precision.convert_input(batch.inputs)
             with self.fabric.autocast():
                 logits = self.logits(inputs, self.inner).float()

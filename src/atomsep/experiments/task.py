@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,7 +125,7 @@ class Experiment:
     settings: Settings
     tiny: Mapping[str, Any]
     build: Callable[[Context], Task]
-    methods: tuple[str, ...]
+    methods: Sequence[str]
     metric: str
     higher_is_better: bool = True
     percent: bool = True

@@ -1,25 +1,29 @@
-"""Atom modeling as one method among the others."""
+"""Atom modeling behind the interface of the methods."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from atomsep.checks import Norm, PositionMap, Scale, ScoreMap
 from atomsep.core.loss import AtomLoss
 from atomsep.functional import DEFAULT_SOFTENING
+from atomsep.hooks.attachment import Attachment, attach
+from atomsep.hooks.targets import Target
 from atomsep.methods.base import Method
+from atomsep.methods.binding import Binding
 
 
 class Atom(Method):
-    """[`AtomLoss`][atomsep.AtomLoss] behind the interface of the methods.
+    """[`AtomLoss`][atomsep.AtomLoss] as a method.
 
-    Needs neither labels nor a second view. The paper's ablations leave constraints out:
-    `neutrality=0` is "w/o constraint 1", `occupancy=0` "w/o constraint 2".
+    It needs neither labels nor a second view. The paper's ablations leave constraints out:
+    `neutrality=0` is "w/o constraint 1", `occupancy=0` is "w/o constraint 2".
 
     Args:
-        norm: see [`AtomLoss`][atomsep.AtomLoss], as all others.
+        norm: see [`AtomLoss`][atomsep.AtomLoss] for all arguments.
         scale: "mean" or "sum".
         neutrality: weight of the first constraint.
         occupancy: weight of the second constraint.
@@ -27,8 +31,8 @@ class Atom(Method):
         charge: the feature that is the raw score, or a map.
         position: None for all other features, or a map.
         pairs: "all" or "sampled".
-        tokens: None for all, or how many random tokens of each sample to take.
-        seed: of the loss's own generator.
+        tokens: None for all, or how many random tokens to take per sample.
+        seed: seed of the loss's own generator.
 
     Example:
         >>> import torch
@@ -61,3 +65,31 @@ class Atom(Method):
         """The criterion's loss."""
         value: Tensor = self.criterion(latent, mask)
         return value
+
+    def bind(self, model: nn.Module, layer: Target, **how: Any) -> AtomBinding:
+        """Attach the criterion to one or several layers; see [`attach`][atomsep.attach]."""
+        return AtomBinding(attach(model, layer, self.criterion, **how))
+
+
+class AtomBinding(Binding):
+    """Atom modeling on a layer, through an attachment.
+
+    Attributes:
+        attachment (Attachment): has the statistics and the layers' names.
+    """
+
+    def __init__(self, attachment: Attachment) -> None:
+        self.attachment = attachment
+
+    def loss(self, labels: Tensor | None = None, again: Callable[[], Any] | None = None) -> Tensor:
+        """The attachment's loss, which needs neither labels nor a second view."""
+        return self.attachment.loss()
+
+    @property
+    def importance(self) -> Any:
+        """The attachment's importance."""
+        return self.attachment.importance
+
+    def detach(self) -> None:
+        """Take every hook off the model."""
+        self.attachment.detach()

@@ -1,4 +1,4 @@
-"""What atom modeling and its baselines have in common."""
+"""The interface that atom modeling and its baselines share."""
 
 from __future__ import annotations
 
@@ -9,19 +9,25 @@ import torch
 from torch import Tensor, nn
 
 from atomsep.checks import check_latent, count_tokens
+from atomsep.core.layout import Axes
 from atomsep.functional import widen
+from atomsep.hooks.masks import MaskSource
+from atomsep.hooks.targets import Key, Target
+from atomsep.methods.binding import Binding, LatentBinding
+from atomsep.methods.registry import SecondView
 
 
 class Method(nn.Module, ABC):
     """A loss on the latent of one layer, added to the task's loss with a weight.
 
-    A subclass writes `loss`; `forward` checks what it is given and keeps autocast out. Some
-    methods have parameters (the codes of VQ, learned maps of atom modeling): give
-    `method.parameters()` to the optimiser and move the method to the model's device.
+    A subclass implements `loss`; `forward` checks the arguments and disables autocast. Some methods
+    have parameters (the codes of VQ, learned maps of atom modeling): give `method.parameters()` to
+    the optimiser and move the method to the model's device. Everything that a resumed run needs is
+    part of `method.state_dict()`.
 
     Attributes:
         needs_labels: whether `labels` must be given.
-        second_view: what makes the second view of the samples; None for methods of one view.
+        second_view: how the second view of the samples is made; None for methods of one view.
 
     Example:
         >>> class Length(Method):
@@ -32,7 +38,7 @@ class Method(nn.Module, ABC):
     """
 
     needs_labels: ClassVar[bool] = False
-    second_view: ClassVar[Literal["augmentation", "dropout"] | None] = None
+    second_view: ClassVar[SecondView | None] = None
 
     def forward(
         self,
@@ -41,7 +47,7 @@ class Method(nn.Module, ABC):
         mask: Tensor | None = None,
         second: Tensor | None = None,
     ) -> Tensor:
-        """The loss of one batch: unweighted, a scalar, float32 at least.
+        """The loss of one batch: unweighted, a scalar, in float32 or float64.
 
         Args:
             latent: the layer's tokens, `(M, N, h)`.
@@ -50,7 +56,7 @@ class Method(nn.Module, ABC):
             second: the tokens of the samples' second view, `(M, N, h)`, under the same mask.
 
         Raises:
-            TypeError: the latent is not floating point, or the mask not boolean.
+            TypeError: the latent is not floating point, or the mask is not boolean.
             ValueError: a shape does not fit, a sample has no real token, or labels or the
                 second view are missing.
         """
@@ -58,11 +64,11 @@ class Method(nn.Module, ABC):
         count_tokens(latent, mask)
         name = type(self).__name__
         if self.needs_labels and labels is None:
-            raise ValueError(f"{name} compares classes: pass labels=, one a sample")
+            raise ValueError(f"{name} compares classes: pass labels=, one per sample")
         if labels is not None and labels.shape != latent.shape[:1]:
             raise ValueError(
-                f"the labels must be one a sample, shape ({len(latent)},), "
-                f"but have shape {tuple(labels.shape)}"
+                f"there must be one label per sample, shape ({len(latent)},), "
+                f"but the labels have shape {tuple(labels.shape)}"
             )
         if self.second_view is not None and second is None:
             raise ValueError(
@@ -71,7 +77,7 @@ class Method(nn.Module, ABC):
             )
         if second is not None and second.shape != latent.shape:
             raise ValueError(
-                f"both views must have one shape, but the first has {tuple(latent.shape)} and "
+                f"both views must have the same shape, but the first has {tuple(latent.shape)} and "
                 f"the second {tuple(second.shape)}"
             )
         with torch.autocast(latent.device.type, enabled=False):
@@ -81,20 +87,56 @@ class Method(nn.Module, ABC):
     def loss(
         self, latent: Tensor, labels: Tensor | None, mask: Tensor | None, second: Tensor | None
     ) -> Tensor:
-        """The method's formula, on checked input. What it needs is there."""
+        """The method's formula. The arguments are checked, and those that it needs are given."""
 
     def pass_on(self, latent: Tensor) -> Tensor:
         """What the model goes on with in place of the layer's tokens, `(M, N, h)`.
 
-        The latent itself, but for VQ, which hands on the nearest codes.
+        By default the latent itself; VQ passes the nearest codes on.
         """
         return latent
+
+    def bind(
+        self,
+        model: nn.Module,
+        layer: Target,
+        *,
+        weight: float = 0.1,
+        layout: Axes | Literal["auto"] = "auto",
+        mask: MaskSource = None,
+        select: Key = None,
+    ) -> Binding:
+        """Put the method on a layer of a model.
+
+        Args:
+            model: the model to train. Its training mode decides whether there is a loss.
+            layer: a dotted name, a glob over dotted names, or a module of the model.
+            weight: factor of the loss.
+            layout: see [`attach`][atomsep.attach], like `mask` and `select`.
+            mask: where the padding mask comes from.
+            select: index or key of the tensor, where the layer returns a tuple or a mapping.
+
+        Returns:
+            The binding, which gives the weighted loss of each training forward.
+
+        Raises:
+            ValueError: the name matches no layer, or several and the method acts on one.
+
+        Example:
+            >>> from atomsep.methods import SSCL
+            >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Flatten(), nn.Linear(40, 2))
+            >>> binding = SSCL().bind(model, "0", weight=0.1)
+            >>> logits = model(torch.randn(4, 5, 3))
+            >>> (logits.logsumexp(1).mean() + binding.loss()).backward()
+            >>> binding.detach()
+        """
+        return LatentBinding(self, model, layer, weight, layout, mask, select)
 
 
 def concatenate(latent: Tensor, mask: Tensor | None = None) -> Tensor:
     """The paper's h_i: all tokens of a sample as one vector, `(M, N · h)`, padding as zeros.
 
-    Half precision becomes float32: thousands of features do not add up in less.
+    Half precision becomes float32: it cannot add up thousands of features.
 
     Example:
         >>> latent = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
@@ -108,7 +150,7 @@ def concatenate(latent: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def cosine(first: Tensor, second: Tensor) -> Tensor:
-    """Cosine similarities of all rows of one matrix with all rows of another, `(M, K)`.
+    """Cosine similarities between all rows of two matrices, `(M, K)`.
 
     A row of zeros has similarity 0 to everything, with a bounded gradient.
 
@@ -122,11 +164,11 @@ def cosine(first: Tensor, second: Tensor) -> Tensor:
 
 def _unit(rows: Tensor) -> Tensor:
     length: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    # A floor on the length, as usual, would make the gradient of zeros about 1e12.
+    # The usual floor on the length would make the gradient at zero about 1e12.
     return rows / length.where(length > 0, 1)
 
 
 def check_temperature(temperature: float) -> None:
-    """Refuse temperatures that are not above 0."""
+    """Refuse temperatures that are not finite and above 0."""
     if not 0 < temperature < float("inf"):
         raise ValueError(f"temperature must be above 0, not {temperature!r}")

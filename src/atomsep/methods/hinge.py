@@ -1,4 +1,4 @@
-"""Hinge losses: a sample nearer to its own class than to the others, in a p-norm."""
+"""Hinge losses: samples nearer to their own class than to the others, in a p-norm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atomsep.functional import nuclear_distance
 from atomsep.methods.base import Method, concatenate
 
 BLOCK = 1 << 25
-"""Numbers that the backward pass of one block of distances may hold."""
+"""Numbers that the backward pass of one block of distances may keep."""
 
 
 class Hinge(Method):
@@ -22,8 +22,8 @@ class Hinge(Method):
       \max(0, \lVert h_i - h_+ \rVert_p - \lVert h_i - h_- \rVert_p)$$
 
     over all triplets of the batch: a sample, another of its class, one of another class. There is
-    no margin. Triplets that cost nothing count in the mean, so that the loss is the paper's sum
-    up to a factor. A batch without a triplet costs 0.
+    no margin. Triplets with loss 0 count in the mean, so that the loss is the paper's sum up to a
+    factor. A batch without triplets has loss 0.
 
     Args:
         norm: 1 or 2.
@@ -54,10 +54,10 @@ class Hinge(Method):
 
 
 def distances(vectors: Tensor, norm: Norm) -> Tensor:
-    """Distances of all pairs of rows, `(M, M)`, from exact differences.
+    """Distances between all pairs of rows, `(M, M)`, from exact differences.
 
-    In blocks of rows: on a GPU the backward pass of `torch.cdist` holds a difference for every
-    pair, and these vectors have all features of all tokens.
+    They are computed in blocks of rows: on a GPU the backward pass of `torch.cdist` keeps one
+    difference per pair, and these vectors hold all features of all tokens.
 
     Example:
         >>> distances(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), norm=2)
@@ -71,16 +71,16 @@ def distances(vectors: Tensor, norm: Norm) -> Tensor:
 def mean_over_triplets(distance: Tensor, labels: Tensor, margin: float = 0.0) -> Tensor:
     r"""Mean over all triplets of the batch of max(0, d(i, +) - d(i, -) + margin), a scalar.
 
-    There are M³ of them, but each is linear where it is not 0, so the sum is one over pairs:
+    There are M³ triplets, but each term is linear where it is not 0, so the sum is over pairs:
 
     $$\sum_{i,+} n_{i+}\,(d_{i+} + \text{margin}) - \sum_{i,-} n_{i-}\,d_{i-}$$
 
-    where $n$ counts the violated triplets that a pair is part of. Sorting gives the counts.
+    where $n$ counts the violated triplets that a pair belongs to. Sorting gives the counts.
 
     Args:
-        distance: how far sample j is from sample i, `(M, M)`.
+        distance: distance from sample i to sample j, `(M, M)`.
         labels: the classes, `(M,)`.
-        margin: what the own class must be nearer by.
+        margin: by how much the own class must be nearer.
 
     Example:
         >>> distance = torch.tensor([[0.0, 3.0, 1.0], [3.0, 0.0, 2.0], [1.0, 2.0, 0.0]])
@@ -93,7 +93,7 @@ def mean_over_triplets(distance: Tensor, labels: Tensor, margin: float = 0.0) ->
         reach = distance + margin
         near = torch.where(same, torch.inf, distance).sort(1).values
         far = torch.where(positive, reach, -torch.inf).sort(1).values
-        # Strict on both sides: a triplet that is exactly at 0 has no slope.
+        # Strict on both sides: a triplet of exactly 0 has no gradient.
         with_positive = torch.searchsorted(near, reach).where(positive, 0)
         with_negative = len(labels) - torch.searchsorted(far, distance.contiguous(), right=True)
         triplets = (positive.sum(1) * (~same).sum(1)).sum().clamp(min=1).to(distance.dtype)

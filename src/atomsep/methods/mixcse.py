@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from atomsep.methods.base import Method, check_temperature, concatenate, cosine
+from atomsep.methods.registry import SecondView
 
 
 class MixCSE(Method):
@@ -25,15 +26,15 @@ class MixCSE(Method):
       {C_i + \sum_{j \ne i-1} \exp(\cos(z_i, m_j)/\tau)
       + \sum_{j \ne i+1} \exp(\cos(n_i, z'_j)/\tau) + 2}$$
 
-    The 2 is what the release leaves of the two terms that the sums skip, where the mixture is
-    mostly the positive itself: it sets their logits to 0, not to minus infinity.
+    The 2 stands for the two terms that the sums skip, whose mixtures are mostly the positive
+    itself: the release sets their logits to 0, not to minus infinity.
 
-    The atom-modeling paper prints another formula: the first mixed sum alone, over mixtures of i
+    The atom-modeling paper prints another formula: only the first mixed sum, over mixtures of i
     with every j, of vectors normalised before they are mixed, with the temperature in one place.
 
     Args:
         temperature: τ above.
-        mixing: λ above, the share of a vector's own in its mixture.
+        mixing: λ above, the share of the vector itself in its mixture.
 
     Shape:
         - latent, second: `(M, N, h)`
@@ -46,7 +47,7 @@ class MixCSE(Method):
         1.4219
     """
 
-    second_view: ClassVar[Literal["augmentation", "dropout"] | None] = "dropout"
+    second_view: ClassVar[SecondView | None] = "dropout"
 
     def __init__(self, temperature: float = 0.05, mixing: float = 0.2) -> None:
         super().__init__()

@@ -18,8 +18,8 @@ class RankH(Method):
 
     over all triplets of the batch, as in [`Hinge`][atomsep.methods.Hinge]. The atom-modeling paper
     prints the two similarities the other way round, which would push a class apart; the cited work
-    ranks by the distance $-\cos$, which is the direction here. Its second term, with $h_+$ as the
-    anchor, is part of the mean already: of two samples of a class, either is the anchor once.
+    ranks by the distance $-\cos$, as here. Its second term, with $h_+$ as the anchor, is already
+    part of the mean, in which each of two samples of a class is the anchor once.
 
     Args:
         margin: m above.

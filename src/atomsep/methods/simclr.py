@@ -1,14 +1,15 @@
-"""SimCLR: two augmented views of a sample, told from those of all others."""
+"""SimCLR: tell two augmented views of a sample from those of all other samples."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from atomsep.methods.base import Method, check_temperature, concatenate, cosine
+from atomsep.methods.registry import SecondView
 
 
 class SimCLR(Method):
@@ -18,8 +19,8 @@ class SimCLR(Method):
     $$\mathcal L = -\frac{1}{2M} \sum_{i=1}^{2M}
       \log \frac{\exp(\cos(h_i, h_{j(i)})/\tau)}{\sum_{k \ne i} \exp(\cos(h_i, h_k)/\tau)}$$
 
-    over both views of all samples, where j(i) is the other view of i. There is no projection
-    head: the loss is on the layer itself.
+    over both views of all samples, where j(i) is the other view of i. The loss acts on the layer
+    itself, without a projection head.
 
     Args:
         temperature: τ above.
@@ -34,7 +35,7 @@ class SimCLR(Method):
         0.2395
     """
 
-    second_view: ClassVar[Literal["augmentation", "dropout"] | None] = "augmentation"
+    second_view: ClassVar[SecondView | None] = "augmentation"
 
     def __init__(self, temperature: float = 0.5) -> None:
         super().__init__()

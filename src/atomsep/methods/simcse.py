@@ -1,14 +1,15 @@
-"""SimCSE: one sample under two dropout masks, told from all others."""
+"""SimCSE: tell a sample under two dropout masks from all other samples."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from atomsep.methods.base import Method, check_temperature, concatenate, cosine
+from atomsep.methods.registry import SecondView
 
 
 class SimCSE(Method):
@@ -18,8 +19,8 @@ class SimCSE(Method):
     $$\mathcal L = -\frac1M \sum_i
       \log \frac{\exp(\cos(h_i, h_i^+)/\tau)}{\sum_j \exp(\cos(h_i, h_j^+)/\tau)}$$
 
-    in one direction, from the first view to the second, as released. There is no pooler: the loss
-    is on the layer itself.
+    in one direction, from the first view to the second, as released. The loss acts on the layer
+    itself, without a pooler.
 
     Args:
         temperature: τ above.
@@ -34,7 +35,7 @@ class SimCSE(Method):
         0.1269
     """
 
-    second_view: ClassVar[Literal["augmentation", "dropout"] | None] = "dropout"
+    second_view: ClassVar[SecondView | None] = "dropout"
 
     def __init__(self, temperature: float = 0.05) -> None:
         super().__init__()

@@ -16,8 +16,8 @@ class SSCL(Method):
       \log \frac{\exp(\cos(h_i, h_i)/\tau)}{\sum_k \exp(\cos(h_i, h_k)/\tau)}
       = \frac1M \sum_i \log\left(1 + \sum_{k \ne i} \exp\frac{\cos(h_i, h_k) - 1}{\tau}\right)$$
 
-    A sample is its own positive, and $\cos(h_i, h_i) = 1$ whatever the model does. Only the
-    negatives train: the loss spreads the directions of the samples.
+    Each sample is its own positive, and $\cos(h_i, h_i) = 1$ whatever the model does. Only the
+    negatives have a gradient: the loss spreads the directions of the samples.
 
     Args:
         temperature: τ above.
@@ -39,10 +39,10 @@ class SSCL(Method):
     def loss(
         self, latent: Tensor, labels: Tensor | None, mask: Tensor | None, second: Tensor | None
     ) -> Tensor:
-        """Cross-entropy of a sample with itself over the batch."""
+        """Cross-entropy over the batch, with the sample itself as the target."""
         vectors = concatenate(latent, mask)
         itself = torch.eye(len(vectors), dtype=torch.bool, device=vectors.device)
-        # 1 by definition: computed, it would hand rounding errors to the gradient.
+        # 1 by definition; a computed value would add rounding errors to the gradient.
         similarity = cosine(vectors, vectors).masked_fill(itself, 1)
         target = torch.arange(len(vectors), device=vectors.device)
         return cross_entropy(similarity / self.temperature, target)

@@ -1,4 +1,4 @@
-"""VQ: every token becomes the nearest of a set of learned codes."""
+"""VQ: replace every token with the nearest of a set of learned codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from atomsep.functional import widen
 from atomsep.methods.base import Method
 
 BLOCK = 1 << 24
-"""Scores of a token for a code held at once."""
+"""Scores, one per token and code, that are computed at a time."""
 
 
 class VQ(Method):
@@ -22,17 +22,18 @@ class VQ(Method):
 
     $$\beta_z\,(z - \text{sg}(e))^2 + \beta_e\,(e - \text{sg}(z))^2 .$$
 
-    `pass_on` hands the codes on, with the gradient going straight through to the tokens. The loss
-    takes the tokens before that. The codes start at U(-1/K, 1/K) for K of them; there is no moving
-    average and no revival of dead codes.
+    `pass_on` returns the codes; their gradient goes straight through to the tokens. The loss is
+    computed from the tokens themselves. The K codes are initialised from U(-1/K, 1/K); there is no
+    moving average, and dead codes are not revived.
 
     Args:
         features: h, the length of a code.
-        codes: how many there are.
-        commitment: $\beta_z$, which draws tokens to their codes.
-        codebook: $\beta_e$, which draws codes to their tokens. The named code has 0.25 here and 1
-            on the commitment, van den Oord et al. the reverse: `codebook=1, commitment=0.25`.
-        seed: of the initial codes.
+        codes: K, the number of codes.
+        commitment: $\beta_z$, which pulls tokens towards their codes.
+        codebook: $\beta_e$, which pulls codes towards their tokens. The named code has 0.25 here
+            and 1 for the commitment, van den Oord et al. the reverse:
+            `codebook=1, commitment=0.25`.
+        seed: seed of the initial codes.
 
     Shape:
         - latent: `(M, N, h)`
@@ -72,7 +73,7 @@ class VQ(Method):
     def loss(
         self, latent: Tensor, labels: Tensor | None, mask: Tensor | None, second: Tensor | None
     ) -> Tensor:
-        """Mean squared distances from the codes, both ways."""
+        """Mean squared distance between tokens and codes, with both stop-gradients."""
         tokens = widen(latent)[mask] if mask is not None else widen(latent).flatten(0, 1)
         codes = self._quantise(tokens)
         commitment = (tokens - codes.detach()).square().mean()
@@ -80,17 +81,17 @@ class VQ(Method):
         return self.commitment * commitment + self.codebook * codebook
 
     def pass_on(self, latent: Tensor) -> Tensor:
-        """The nearest codes, `(M, N, h)`; their gradient is handed to the latent as it is."""
+        """The nearest codes, `(M, N, h)`; their gradient goes to the latent unchanged."""
         with torch.autocast(latent.device.type, enabled=False):
             codes = self._quantise(widen(latent).flatten(0, 1)).detach()
-        # z - sg(z) is 0: the codes come out exactly, where z + sg(e - z) would round.
+        # z - sg(z) is 0, so the codes are exact; z + sg(e - z) would round them.
         return codes.view_as(latent).to(latent.dtype) + (latent - latent.detach())
 
     def nearest(self, tokens: Tensor) -> Tensor:
-        """Index of the nearest code of each token, `(T, h) -> (T,)`.
+        """Index of the code nearest to each token, `(T, h) -> (T,)`.
 
         Raises:
-            ValueError: tokens and codes differ in their number of features.
+            ValueError: tokens and codes have different numbers of features.
 
         Example:
             >>> quantiser = VQ(features=1, codes=2)
@@ -101,12 +102,12 @@ class VQ(Method):
         count, features = self.codes.shape
         if tokens.shape[-1] != features:
             raise ValueError(
-                f"the codes have {features} features, but the tokens {tokens.shape[-1]}; "
+                f"the codes have {features} features, but the tokens have {tokens.shape[-1]}; "
                 f"pass features={tokens.shape[-1]}"
             )
         with torch.no_grad():
             codes = self.codes.to(tokens.dtype)
-            # |z|² is the same for all codes, and would drown the small ones that codes start as.
+            # |z|² is the same for all codes, and would swamp the differences of small codes.
             scores = (
                 codes.square().sum(1) - 2 * rows @ codes.T
                 for rows in tokens.split(max(1, BLOCK // count))

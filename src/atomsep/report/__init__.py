@@ -1,1 +1,1 @@
-"""Tables, figures, the demo: what is made of results."""
+"""Tables and figures of results."""

@@ -25,25 +25,13 @@ from atomsep.experiments.synthetic.mixtures import (
     draw,
 )
 from atomsep.functional import equilibrium_distance, pair_energy
+from atomsep.methods import ATOM_MODELING, METHODS
 
 INK, FAINT = "#1f2743", "#d5d8e2"
 CLASSES = {"A": "#c8402f", "B": "#2f4fa8"}
 GREY, BLUE, GREEN, PALE = "#8a90a2", "#5a7fb8", "#12877a", "#7fbdb4"
-LABELS = {
-    "plain": "cross-\nentropy",
-    "hinge-1": "Hinge\n1-norm",
-    "hinge-2": "Hinge\n2-norm",
-    "rank-h": "Rank-H",
-    "simclr": "SimCLR",
-    "atom": "atom\nmodeling",
-    "atom-no-neutrality": "without\nconstraint 1",
-    "atom-no-occupancy": "without\nconstraint 2",
-    "atom-no-constraints": "without\nboth",
-}
-"""Of methods under a figure."""
-
 SIMILARITIES = {0.5: "#c3b5dd", 1.0: "#a58fcb", 1.5: "#7d62b4", 2.0: "#5b3f98", 4.0: "#33206b"}
-"""Values of k that the energy is drawn for."""
+"""Values of k whose energy is drawn, and their colours."""
 
 STYLE: dict[Any, Any] = {
     "figure.dpi": 160,
@@ -72,8 +60,8 @@ def write_figures(
     """Draw all figures of finished runs as PNG files; returns their paths.
 
     Args:
-        folder: where to.
-        root: the folder of all runs.
+        folder: folder of the figures.
+        root: folder of all runs.
         keys: finished runs of the mixtures, over several methods and seeds.
         accuracies: by method and seed, between 0 and 1.
         bayes: accuracy of the best possible classifier.
@@ -96,7 +84,7 @@ def write_figures(
 
 
 def trained_model(key: RunKey, root: Path) -> MixtureClassifier:
-    """The model that a finished run has trained."""
+    """The model that a finished run trained."""
     model = untrained_model(key)
     states = torch.load(Run(key.folder(root)).model, weights_only=True)
     model.load_state_dict(states["model"])
@@ -104,7 +92,7 @@ def trained_model(key: RunKey, root: Path) -> MixtureClassifier:
 
 
 def untrained_model(key: RunKey) -> MixtureClassifier:
-    """The model that a run begins with."""
+    """The model that a run starts from."""
     with seeded(key.seed, "initial weights"):
         model = MixtureClassifier()
     model.activation = ACTIVATIONS[key.settings.activation]()  # type: ignore[attr-defined]
@@ -113,11 +101,29 @@ def untrained_model(key: RunKey) -> MixtureClassifier:
 
 def colour_of(method: str) -> str:
     """Grey for the plain method, green for atom modeling, paler without constraints."""
-    return {"plain": GREY, "atom": GREEN}.get(method, PALE if method.startswith("atom") else BLUE)
+    return {"plain": GREY, "atom": GREEN}.get(method, PALE if method in ATOM_MODELING else BLUE)
+
+
+def label_of(method: str) -> str:
+    """A method's name under a figure, on one or two lines."""
+    if method == "plain":
+        return "cross-\nentropy"
+    entry = METHODS.get(method)
+    return method if entry is None else entry.label or entry.title
+
+
+def on_one_line(label: str) -> str:
+    r"""A label without its line break.
+
+    Example:
+        >>> on_one_line("cross-\nentropy"), on_one_line("atom\nmodeling")
+        ('cross-entropy', 'atom modeling')
+    """
+    return label.replace("-\n", "-").replace("\n", " ")
 
 
 def accuracy_by_method(accuracies: Mapping[str, Mapping[int, float]], bayes: float) -> Figure:
-    """Test accuracy of every method: a box beside the seeds, and a faint line for each seed."""
+    """Test accuracy of every method: a box beside the seeds, and a faint line per seed."""
     figure = Figure(figsize=(1.6 + 1.05 * len(accuracies), 4.4), layout="constrained")
     axes = figure.subplots()
     seeds = sorted({seed for values in accuracies.values() for seed in values})
@@ -145,7 +151,7 @@ def accuracy_by_method(accuracies: Mapping[str, Mapping[int, float]], bayes: flo
         textcoords="offset points",
         fontsize=9,
     )
-    names = [LABELS.get(method, method) for method in accuracies]
+    names = [label_of(method) for method in accuracies]
     axes.set_xticks(range(len(names)), names)
     axes.set_xlim(-0.5, len(names) - 0.3)
     axes.margins(y=0.12)
@@ -157,14 +163,14 @@ def accuracy_by_method(accuracies: Mapping[str, Mapping[int, float]], bayes: flo
 def latent_space(root: Path, keys: Sequence[RunKey], shown: int = 1500) -> Figure:
     """Hidden states, averaged over sub-units, in two principal components: before and after.
 
-    One scale for all panels. The clumps are the numbers of sub-units that are A's: 0 to 5.
+    All panels share one scale. Each clump is one number of sub-units from A, 0 to 5.
     """
     samples = draw(shown, generator(keys[0].seed, "test samples"))
     values, labels = samples.values, samples.labels.bool()
     figure = Figure(figsize=(3.4 * (1 + len(keys)), 3.7), layout="constrained")
     panels = figure.subplots(1, 1 + len(keys), sharex=True, sharey=True)
     models = {"before training": untrained_model(keys[0])}
-    models.update((LABELS[key.method], trained_model(key, root)) for key in keys)
+    models.update((on_one_line(label_of(key.method)), trained_model(key, root)) for key in keys)
     for axes, (title, model) in zip(panels, models.items(), strict=True):
         with torch.no_grad():
             mean = model.hidden(values).unflatten(1, (SUB_UNITS, -1)).mean(1)
@@ -174,7 +180,7 @@ def latent_space(root: Path, keys: Sequence[RunKey], shown: int = 1500) -> Figur
             axes.scatter(
                 *points, s=7, color=CLASSES[name], alpha=0.45, lw=0, label=f"most sub-units {name}"
             )
-        axes.set_title(title.replace("-\n", "-").replace("\n", " "))
+        axes.set_title(title)
         axes.set_xlabel("first component")
     panels[0].set_ylabel("second component")
     handles, names = panels[0].get_legend_handles_labels()
@@ -186,7 +192,7 @@ def latent_space(root: Path, keys: Sequence[RunKey], shown: int = 1500) -> Figur
 
 
 def principal_plane(hidden: Tensor, labels: Tensor) -> Tensor:
-    """Coordinates in the first two principal components, A to the right: `(n, h)` to `(n, 2)`."""
+    """Coordinates in the first two principal components, A on the right: `(n, h)` to `(n, 2)`."""
     centred = hidden - hidden.mean(0)
     _, _, directions = torch.linalg.svd(centred, full_matrices=False)
     plane: Tensor = centred @ directions[:2].T
@@ -196,7 +202,7 @@ def principal_plane(hidden: Tensor, labels: Tensor) -> Tensor:
 
 
 def charge_by_value(root: Path, keys: Sequence[RunKey]) -> Figure:
-    """The charge that every model trained with atom modeling gives a sub-unit of value x."""
+    """The charge that each model trained with atom modeling gives to a sub-unit of value x."""
     values = torch.linspace(-3, 3, 301)
     figure = Figure(figsize=(5.8, 4), layout="constrained")
     axes = figure.subplots()
@@ -217,7 +223,7 @@ def charge_by_value(root: Path, keys: Sequence[RunKey]) -> Figure:
 
 
 def density_behind(axes: Axes, values: Tensor) -> None:
-    """The two distributions that sub-units come from, faintly behind the curves."""
+    """The two distributions that sub-units are drawn from, faintly behind the curves."""
     behind = axes.twinx()
     behind.set_zorder(axes.get_zorder() - 1)
     axes.patch.set_visible(False)
@@ -230,7 +236,7 @@ def density_behind(axes: Axes, values: Tensor) -> None:
 
 
 def energy_by_distance() -> Figure:
-    """The paper's figure 2: the energy of a pair for several structures, d* of Theorem 2 marked."""
+    """The paper's figure 2: the energy of a pair for several k, with d* of Theorem 2 marked."""
     distances = torch.logspace(-1.3, 1.7, 400, dtype=torch.float64)
     figure = Figure(figsize=(6.2, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -260,11 +266,11 @@ def energy_by_distance() -> Figure:
 def pair_at(k: float, distances: Tensor) -> tuple[Statistics, Tensor]:
     """One atom at the origin, and its partner at each distance; all radii are 1.
 
-    With P = 1 and G = g for the first, the partner has both swapped for k > 1 and the same for
-    k <= 1, so that k = (1 + g²)/(2g) or its inverse.
+    The first atom has P = 1 and G = g. For k > 1 its partner has the two swapped, for k <= 1 the
+    same, so that k = (1 + g²)/(2g) or its inverse.
 
     Returns:
-        The atoms, the first in front, and c, the charge products of like sign.
+        The atoms, with the first one in front, and c, the charge products of like sign.
     """
     steep = max(k, 1 / k)
     minor = steep - (steep**2 - 1) ** 0.5

@@ -1,15 +1,14 @@
-"""Results put in order: runs that differ by their seed are a row, rows that compare a group."""
+"""Results in order: runs that differ only in their seed are a row, comparable rows are a group."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.registry import find_experiment, run_key
+from atomsep.experiments.registry import EXPERIMENTS, run_key
 from atomsep.experiments.sweeps.comparison import Comparison, compare_all
 from atomsep.experiments.task import Experiment, main_metric
 from atomsep.methods import METHODS
@@ -18,7 +17,8 @@ from atomsep.report import paper
 OF_A_METHOD = ("weight", "method")
 """Settings in which the rows of a group may differ."""
 
-Results = Sequence[Mapping[str, Any]]
+Result = Mapping[str, Any]
+Results = Sequence[Result]
 
 
 @dataclass(frozen=True)
@@ -27,32 +27,33 @@ class Row:
 
     Attributes:
         method: its name.
-        title: in tables, with the weight and options if the group has the method more than once.
-        settings: of the runs.
+        title: its name in tables, with weight and options if the group has it more than once.
+        settings: the settings of its runs.
+        changes: weight and options, as `key=value`, if they are not the experiment's defaults.
         values: the metric by seed, in the table's unit.
-        others: the other metrics by seed, as they were recorded.
+        others: the other metrics by seed, as recorded.
     """
 
     method: str
     title: str
     settings: Mapping[str, Any]
+    changes: list[str]
     values: Mapping[int, float]
     others: Mapping[str, Mapping[int, float]]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of one experiment that differ in nothing but the method, in one metric.
+    """Rows of one experiment that differ only in the method, in one metric.
 
     Attributes:
         experiment: its name.
-        title: of the experiment.
+        title: the experiment's title.
         metric: its name.
-        label: of the metric, with its unit.
-        higher_is_better: which way it is good.
-        tiny: the form on embedded data.
-        changes: settings of all rows that are not the experiment's own, as `key=value`.
-        own_changes: by row, those of the method.
+        label: the metric's name in tables, with its unit.
+        higher_is_better: whether larger values of the metric are better.
+        tiny: whether the runs are on embedded data.
+        changes: settings of all rows that are not the experiment's defaults, as `key=value`.
         rows: in the order of the methods.
         comparisons: with the plain method, by place among the rows.
     """
@@ -64,7 +65,6 @@ class Group:
     higher_is_better: bool
     tiny: bool
     changes: tuple[str, ...]
-    own_changes: tuple[tuple[str, ...], ...]
     rows: tuple[Row, ...]
     comparisons: Mapping[int, Comparison]
 
@@ -85,15 +85,24 @@ def average(values: Iterable[float]) -> float:
 
 def group_results(results: Results) -> list[Group]:
     """All groups of some results, in the order of the paper, then of their names."""
-    by_setting: dict[str, list[Mapping[str, Any]]] = {}
-    for result in sorted(results, key=_place):
+
+    def alike(result: Result) -> Any:
         shared = {k: v for k, v in result["settings"].items() if k not in OF_A_METHOD}
-        name = [result["experiment"], result.get("tiny", False), shared]
-        by_setting.setdefault(json.dumps(name, sort_keys=True), []).append(result)
-    return [_group(part, metric) for part in by_setting.values() for metric in _metrics_shown(part)]
+        return [result["experiment"], result.get("tiny", False), shared]
+
+    parts = _split(sorted(results, key=_place), alike)
+    return [_group(part, metric) for part in parts for metric in _metrics_shown(part)]
 
 
-def _place(result: Mapping[str, Any]) -> tuple[Any, ...]:
+def _split(results: Results, key: Callable[[Result], Any]) -> list[list[Result]]:
+    """Results with equal keys together, in the order of their first."""
+    parts: dict[str, list[Result]] = {}
+    for result in results:
+        parts.setdefault(json.dumps(key(result), sort_keys=True), []).append(result)
+    return list(parts.values())
+
+
+def _place(result: Result) -> tuple[Any, ...]:
     order = [name for family in paper.FAMILIES for name in family.experiments]
     name, tiny = result["experiment"], result.get("tiny", False)
     known = order.index(name) if name in order else len(order)
@@ -101,40 +110,28 @@ def _place(result: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _metrics_shown(results: Results) -> list[str]:
-    """Those of the paper, or the experiment's own; a group for each that runs have."""
+    """The paper's metrics, or the experiment's own; a group for each that the runs have."""
     name = results[0]["experiment"]
     if name in paper.METRICS:
         return [metric for metric in paper.METRICS[name] if metric in results[0]["metrics"]]
-    return list(dict.fromkeys(_metric(result) for result in results))
-
-
-def _metric(result: Mapping[str, Any]) -> str:
-    experiment = known_experiment(result["experiment"])
+    experiment = EXPERIMENTS.get(name)
     if experiment is None:
-        return str(next(iter(result["metrics"])))
-    return main_metric(experiment, result["metrics"])
-
-
-def known_experiment(name: str) -> Experiment | None:
-    """The experiment of a name; None if its author has taken it away."""
-    try:
-        return find_experiment(name)
-    except ExperimentError:
-        return None
+        return list(dict.fromkeys(next(iter(result["metrics"])) for result in results))
+    return list(dict.fromkeys(main_metric(experiment, result["metrics"]) for result in results))
 
 
 def _group(results: Results, metric: str) -> Group:
     results = [result for result in results if metric in result["metrics"]]
     first = results[0]
-    experiment = known_experiment(first["experiment"])
+    experiment = EXPERIMENTS.get(first["experiment"])  # None if its author removed it
     percent = experiment is not None and experiment.percent
-    by_row: dict[str, list[Mapping[str, Any]]] = {}
-    for result in results:
-        own = [result["method"], {key: result["settings"].get(key) for key in OF_A_METHOD}]
-        by_row.setdefault(json.dumps(own, sort_keys=True), []).append(result)
-    parts = sorted(by_row.values(), key=lambda part: _method_place(part[0]["method"]))
+    order = {name: place for place, name in enumerate(METHODS)}
+    parts = _split(results, lambda r: [r["method"], *(r["settings"].get(k) for k in OF_A_METHOD)])
+    parts.sort(key=lambda part: order.get(part[0]["method"], len(order)))
     methods = [part[0]["method"] for part in parts]
-    rows = tuple(_row(part, metric, experiment, percent, methods) for part in parts)
+    rows = tuple(
+        _row(part, metric, experiment, methods.count(part[0]["method"]) > 1) for part in parts
+    )
     return Group(
         experiment=first["experiment"],
         title=first["experiment"] if experiment is None else experiment.title,
@@ -143,44 +140,32 @@ def _group(results: Results, metric: str) -> Group:
         higher_is_better=experiment is None or experiment.higher_is_better,
         tiny=first.get("tiny", False),
         changes=tuple(_changes(first, shared=True)),
-        own_changes=tuple(tuple(_changes(part[0], shared=False)) for part in parts),
         rows=rows,
         comparisons=_compare(rows),
     )
 
 
-def _method_place(method: str) -> int:
-    names = list(METHODS)
-    return names.index(method) if method in names else len(names)
-
-
-def _row(
-    results: Results,
-    metric: str,
-    experiment: Experiment | None,
-    percent: bool,
-    methods: Sequence[str],
-) -> Row:
+def _row(results: Results, metric: str, experiment: Experiment | None, repeated: bool) -> Row:
     method, settings = results[0]["method"], results[0]["settings"]
+    title = METHODS[method].title if method in METHODS else method
     if method == "plain" and experiment is not None:
         title = experiment.plain
-    else:
-        title = METHODS[method].title if method in METHODS else method
-    if methods.count(method) > 1:
+    if repeated:
         own = [text for name in OF_A_METHOD for text in _assignments(name, settings.get(name))]
         title += f" ({', '.join(own)})"
-    factor = 100 if percent else 1
-    names = dict.fromkeys(name for result in results for name in result["metrics"])
+    factor = 100 if experiment is not None and experiment.percent else 1
+    others: dict[str, dict[int, float]] = {}
+    for result in results:
+        for name, value in result["metrics"].items():
+            if name != metric:
+                others.setdefault(name, {})[result["seed"]] = value
     return Row(
         method,
         title,
         settings,
+        _changes(results[0], shared=False),
         {result["seed"]: factor * result["metrics"][metric] for result in results},
-        {
-            name: {r["seed"]: r["metrics"][name] for r in results if name in r["metrics"]}
-            for name in names
-            if name != metric
-        },
+        others,
     )
 
 
@@ -193,18 +178,19 @@ def _compare(rows: Sequence[Row]) -> dict[int, Comparison]:
     return {int(k): comparison for k, comparison in compare_all(plain[0].values, others).items()}
 
 
-def _changes(result: Mapping[str, Any], *, shared: bool) -> list[str]:
-    """Settings that are not the experiment's own: those of all methods, or the method's."""
-    experiment = known_experiment(result["experiment"])
+def _changes(result: Result, *, shared: bool) -> list[str]:
+    """Settings that are not the experiment's defaults: those of all methods, or the method's."""
+    experiment = EXPERIMENTS.get(result["experiment"])
     if experiment is None or result["method"] not in experiment.methods:
         return []
     key = run_key(experiment, result["method"], 0, tiny=result.get("tiny", False))
-    own = asdict(key.settings)
-    changed = []
-    for name, value in result["settings"].items():
-        if (name in OF_A_METHOD) != shared and value != own.get(name):
-            changed += _assignments(name, value)
-    return changed
+    default = asdict(key.settings)
+    return [
+        text
+        for name, value in result["settings"].items()
+        if (name in OF_A_METHOD) != shared and value != default.get(name)
+        for text in _assignments(name, value)
+    ]
 
 
 def _assignments(name: str, value: Any) -> list[str]:
@@ -215,7 +201,7 @@ def _assignments(name: str, value: Any) -> list[str]:
 
 
 def metric_label(metric: str, percent: bool) -> str:
-    """What a metric is called above a column.
+    """The name of a metric above a column.
 
     Example:
         >>> metric_label("top1", True), metric_label("frechet_classifier", False)

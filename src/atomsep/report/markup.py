@@ -1,6 +1,6 @@
-"""A table that can be written as Markdown, LaTeX and CSV.
+"""How a table is written: as Markdown, LaTeX and CSV.
 
-What a person reads is a cell's text; what a program reads is its values, which go into the CSV.
+People read a cell's text; programs read its values, which go into the CSV.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Cell:
     """One field of a row.
 
     Attributes:
-        text: as it is shown.
-        values: by their column of the CSV.
-        strong: in bold.
+        text: what is shown.
+        values: what goes into the CSV, by column.
+        strong: whether the text is in bold.
     """
 
     text: str
@@ -30,7 +30,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Section:
-    """Rows under a heading; its values go into every row of the CSV."""
+    """Rows under a heading; the section's values go into each of its rows of the CSV."""
 
     title: str
     rows: tuple[tuple[Cell, ...], ...]
@@ -42,11 +42,11 @@ class Table:
     """A table.
 
     Attributes:
-        name: for files and labels.
-        title: above it.
-        columns: their headings.
+        name: name of its files, and its label in LaTeX.
+        title: heading above it.
+        columns: headings of the columns.
         sections: the rows.
-        notes: below it.
+        notes: paragraphs below it.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def markdown(self) -> str:
-        """As Markdown.
+        """The table as Markdown.
 
         Example:
             >>> section = Section("Flowers", ((Cell("Atom"), Cell("59.1", strong=True)),))
@@ -80,7 +80,7 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def latex(self) -> str:
-        """As LaTeX; needs the package booktabs."""
+        """The table as LaTeX, which needs the package booktabs."""
         width = len(self.columns)
         lines = [
             r"\begin{table}[t]",
@@ -106,7 +106,7 @@ class Table:
         return "\n".join([*lines, r"\end{table}"]) + "\n"
 
     def csv(self) -> str:
-        """As CSV: a line for every row, numbers to ten digits, empty where there is none."""
+        """The table as CSV: one line per row, numbers to ten digits, empty where there is none."""
         rows = []
         for section in self.sections:
             for row in section.rows:
@@ -138,7 +138,7 @@ LATEX = {
 
 
 def escape(text: str) -> str:
-    r"""Text with what LaTeX would read as a command written out.
+    r"""Text with LaTeX's special characters escaped.
 
     Example:
         >>> print(escape("weight_decay: −3 ± 1 %"))
@@ -156,7 +156,7 @@ def _pipes(text: str) -> str:
 
 
 def _plain(value: Value) -> Value:
-    """CSV has no NaN, and needs no digits that come of rounding."""
+    """A value for the CSV, which has no NaN and shows no rounding errors."""
     if value is None or value != value:
         return ""
     return round(value, 10) if isinstance(value, float) else value

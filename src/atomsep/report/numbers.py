@@ -1,15 +1,15 @@
-"""Numbers as they are read in tables."""
+"""How tables show numbers."""
 
 from __future__ import annotations
 
 import math
 
 NONE = "–"
-"""Where there is no number."""
+"""Shown where there is no number."""
 
 
 def p_text(p: float) -> str:
-    """A p value for reading.
+    """A p value.
 
     Example:
         >>> p_text(0.0312), p_text(2.2e-06), p_text(float("nan"))

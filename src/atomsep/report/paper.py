@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Family:
-    """Experiments that the paper shows in one table.
+    """Experiments that share a table in the paper.
 
     Attributes:
-        name: of the table, for files.
-        title: of the table.
-        experiments: by name, in the paper's order.
+        name: name of the table's files.
+        title: title of the table.
+        experiments: their names, in the paper's order.
     """
 
     name: str
@@ -31,7 +31,7 @@ FAMILIES = (
 )
 
 METRICS = {"imagenet": ("top1", "top5")}
-"""Metrics of experiments that the paper shows more than one of."""
+"""The metrics of experiments for which the paper shows more than one."""
 
 RESULTS: dict[tuple[str, str], dict[str, float]] = {
     ("synthetic", "accuracy"): {"atom": 96.0},  # "an average of 96 %"; the rest is a box plot
@@ -85,7 +85,7 @@ P_VALUES: dict[str, dict[str, float]] = {
     "cola": {"hinge-1": 0.31, "hinge-2": 0.43, "simcse": 0.13, "mixcse": 0.32, "atom": 0.01},
     "poem": {"hinge-1": 0.08, "hinge-2": 0.14, "simcse": 0.22, "mixcse": 0.24, "atom": 0.09},
 }
-"""Of the methods against cross-entropy, from the appendix."""
+"""P values of the methods against cross-entropy, from the appendix."""
 
 ABLATIONS: dict[str, dict[str, tuple[float, float]]] = {
     "mnist-gan": {
@@ -99,10 +99,10 @@ ABLATIONS: dict[str, dict[str, tuple[float, float]]] = {
         "atom-no-occupancy": (-19.9, -15.5),
     },
 }
-"""Best and average difference in FID to atom modeling with both constraints, as printed.
+"""Best and average difference in FID from atom modeling with both constraints, as printed.
 
-The paper does not say which way it subtracts; its text has the constraints help, so below 0 is
-read as worse.
+The paper does not say which way it subtracts. Its text says that the constraints help, so a value
+below 0 is taken to be worse.
 """
 
 
@@ -112,11 +112,11 @@ def result(
     """The paper's figure; None if it has none.
 
     Args:
-        experiment: by name.
-        metric: by name. A Fréchet distance that is no FID has no figure.
-        method: by name.
-        settings: of the runs. ImageNet's figures depend on the augmentation, and are not those of
-            another folder.
+        experiment: its name.
+        metric: its name. The paper has no Fréchet distance other than the FID.
+        method: its name.
+        settings: the settings of the runs. ImageNet's figures depend on the augmentation, and do
+            not apply to another folder.
 
     Example:
         >>> result("flowers", "top1", "atom"), result("mnist-gan", "frechet_lenet", "atom")

@@ -1,11 +1,12 @@
-"""The paper's tables from results, beside the paper's own figures."""
+"""Which tables there are: the paper's, from results, with the paper's own figures beside them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from atomsep.experiments.sweeps.comparison import deviation
+from atomsep.experiments.sweeps.comparison import Comparison, deviation
+from atomsep.methods import ATOM_MODELING
 from atomsep.report import paper
 from atomsep.report.groups import Group, Results, Row, average, group_results
 from atomsep.report.markup import Cell, Section, Table, Value
@@ -13,7 +14,9 @@ from atomsep.report.numbers import NONE, interval_text, p_text, signed, spread_t
 
 SIGNIFICANT = 0.05
 MAY_BE_EMPTY = ("paper", "paper's difference", "paper's best", "paper's average", "other metrics")
-"""Columns that are left out where they would hold no number."""
+"""Columns that are left out if they would be empty."""
+
+NOT_COMPARED = Comparison((), *(math.nan,) * 7)
 
 Rows = list[tuple[Cell, ...]]
 
@@ -21,11 +24,12 @@ Rows = list[tuple[Cell, ...]]
 def build_tables(results: Results) -> list[Table]:
     """All tables that some results allow.
 
-    One for each family of the paper's experiments and one for each other experiment, those of tiny
-    runs apart; then the significance table of the paper's appendix, and its ablation table.
+    One per family of the paper's experiments and one per other experiment, with tiny runs in
+    tables of their own; then the significance table of the paper's appendix, and its ablation
+    table.
 
     Args:
-        results: of finished runs; see `find_results`. Those of validation are left out.
+        results: results of finished runs; see `find_results`. Validation runs are left out.
     """
     groups = group_results([result for result in results if not result.get("validation", False)])
     tables = []
@@ -64,7 +68,7 @@ def build_tables(results: Results) -> list[Table]:
 
 
 def families(groups: Sequence[Group]) -> list[paper.Family]:
-    """The families that some groups belong to; an experiment of no family makes one of its own."""
+    """The families of some groups; an experiment without a family forms one of its own."""
     names = {group.experiment: group.title for group in groups}
     of_paper = [family for family in paper.FAMILIES if names.keys() & set(family.experiments)]
     placed = {name for family in of_paper for name in family.experiments}
@@ -79,7 +83,7 @@ def make_table(
     parts: Sequence[tuple[Group, Rows]],
     note: str,
 ) -> Table:
-    """A table with a section for each group that has rows, and what is unusual about it below."""
+    """A table with a section per group that has rows, and notes on changed settings."""
     parts = [(group, rows) for group, rows in parts if rows]
     groups = [group for group, _ in parts]
     if any(group.tiny for group in groups):
@@ -103,7 +107,7 @@ def make_table(
 
 
 def heading(group: Group, groups: Sequence[Group]) -> str:
-    """Experiment and metric, and the changed settings where they tell two groups apart."""
+    """Experiment and metric, with the changed settings if they tell two groups apart."""
     text = f"{group.title}: {group.label}" + ("" if group.higher_is_better else ", less is better")
     if _told_apart(group, groups):
         text += f" ({', '.join(group.changes) or 'the settings of the experiment'})"
@@ -116,7 +120,7 @@ def _told_apart(group: Group, groups: Sequence[Group]) -> bool:
 
 
 def about(group: Group) -> dict[str, Value]:
-    """What the CSV says of a group in every row."""
+    """What the CSV says about a group in every row."""
     return {
         "experiment": group.experiment,
         "tiny": group.tiny,
@@ -126,14 +130,14 @@ def about(group: Group) -> dict[str, Value]:
 
 
 def changes_notes(groups: Sequence[Group]) -> list[str]:
-    """Settings that are not the experiments' own, where no heading and no row says so."""
+    """Settings that are not the experiment's defaults and that no heading or row shows."""
     notes: dict[str, None] = {}
     for group in groups:
         if group.changes and not _told_apart(group, groups):
             notes[f"{group.title}: {', '.join(group.changes)}"] = None
-        for row, own in zip(group.rows, group.own_changes, strict=True):
-            if not all(change in row.title for change in own):
-                notes[f"{group.title}, {row.title}: {', '.join(own)}"] = None
+        for row in group.rows:
+            if not all(change in row.title for change in row.changes):
+                notes[f"{group.title}, {row.title}: {', '.join(row.changes)}"] = None
     return [f"Settings other than the experiment's own. {'; '.join(notes)}."] if notes else []
 
 
@@ -144,18 +148,14 @@ MAIN = (
 
 
 def main_rows(group: Group) -> Rows:
-    """Mean, deviation, the paired comparison with the plain method, and the paper's figures."""
+    """Mean, deviation, the paired comparison with the plain method, the paper's figures."""
     plain = _paper(group, "plain")
     rows: Rows = []
     for place, row in enumerate(group.rows):
-        comparison = group.comparisons.get(place)
+        found = group.comparisons.get(place, NOT_COMPARED)
         mean, spread = average(row.values.values()), deviation(row.values.values())
-        paired = 0 if comparison is None else len(comparison.seeds)
-        seeds = f"{len(row.values)}"
-        if comparison is not None and paired < len(row.values):
-            seeds += f" ({paired} paired)"
-        low, high = (math.nan,) * 2 if comparison is None else (comparison.low, comparison.high)
-        difference = math.nan if comparison is None else comparison.difference
+        seeds, paired = len(row.values), len(found.seeds)
+        partly = f" ({paired} paired)" if place in group.comparisons and paired < seeds else ""
         printed = _paper(group, row.method)
         gap = None if printed is None or plain is None or row.method == "plain" else printed - plain
         rows.append(
@@ -166,13 +166,11 @@ def main_rows(group: Group) -> Rows:
                     {"mean": mean, "deviation": spread},
                     strong=len(group.rows) > 1 and place == group.best,
                 ),
-                Cell(seeds, {"seeds": len(row.values), "paired_seeds": paired}),
-                Cell(signed(difference), {"difference": difference}),
-                Cell(interval_text(low, high), {"low": low, "high": high}),
-                p_cell("p_t_holm", math.nan if comparison is None else comparison.t_holm),
-                p_cell(
-                    "p_wilcoxon_holm", math.nan if comparison is None else comparison.wilcoxon_holm
-                ),
+                Cell(f"{seeds}{partly}", {"seeds": seeds, "paired_seeds": paired}),
+                Cell(signed(found.difference), {"difference": found.difference}),
+                Cell(interval_text(found.low, found.high), {"low": found.low, "high": found.high}),
+                p_cell("p_t_holm", found.t_holm),
+                p_cell("p_wilcoxon_holm", found.wilcoxon_holm),
                 Cell(NONE if printed is None else f"{printed:g}", {"paper": printed}),
                 Cell(signed(gap, 2), {"paper_difference": gap}),
                 others_cell(row),
@@ -216,7 +214,7 @@ ABLATION = ("seeds", "best", "average", "paper's best", "paper's average")
 
 
 def ablation_rows(group: Group) -> Rows:
-    """Differences of the ablations to atom modeling."""
+    """Differences between the ablations and atom modeling."""
     sign = 1 if group.higher_is_better else -1
     rows: Rows = []
     for row in group.rows:
@@ -241,8 +239,8 @@ def ablation_rows(group: Group) -> Rows:
 
 
 def _with_constraints(group: Group, row: Row) -> Row | None:
-    """The row of atom modeling to compare an ablation with: of its weight, or the only one."""
-    if not row.method.startswith("atom-"):
+    """Atom modeling's row to compare an ablation with: the one of its weight, or the only one."""
+    if row.method == "atom" or row.method not in ATOM_MODELING:
         return None
     whole = [other for other in group.rows if other.method == "atom"]
     same = [other for other in whole if other.settings == row.settings]
@@ -250,13 +248,13 @@ def _with_constraints(group: Group, row: Row) -> Row | None:
 
 
 def name_cell(row: Row) -> Cell:
-    """The method's title; for programs also its name and weight."""
+    """The method's title; in the CSV also its name and weight."""
     values = {"method": row.method, "weight": row.settings.get("weight")}
     return Cell(row.title, values)
 
 
 def others_cell(row: Row) -> Cell:
-    """Means of the metrics that are not the group's."""
+    """Means of all metrics except the group's."""
     means = {name: average(values.values()) for name, values in row.others.items()}
     text = ", ".join(f"{name} {value:.4g}" for name, value in means.items())
     return Cell(text or NONE, means)

@@ -78,7 +78,7 @@ def test_a_learned_charge_is_trained(tmp_path: Path) -> None:
 
 def test_the_layer_is_the_first_of_the_encoder() -> None:
     task: Any = COLA.build(make_context("atom"))
-    assert list(task.on_layer.attachment.layers) == ["bert.encoder.layer.0"]
+    assert list(task.on_layer.binding.attachment.layers) == ["bert.encoder.layer.0"]
 
 
 def test_decay_spares_biases_and_norms() -> None:

@@ -1,12 +1,12 @@
-"""The paper's DCGANs: the training of PyTorch's example, and a method on the generator.
+"""The paper's DCGANs: trained as in PyTorch's example, with a method on the generator.
 
 The method acts on the generator's last hidden layer before its activation, and its loss is added
-to the generator's. The discriminator's step knows nothing of it.
+to the generator's. The discriminator's step does not involve it.
 
-Two choices of the example are kept though they are unusual: the networks are never set to eval
-mode, so samples are normalised by the statistics of their batch; and the fakes of a step serve
-both networks. The sigmoid is part of the loss. That is the same until it saturates: there the
-example's gradient is lost, and here it is not.
+Two unusual choices of the example are kept: the networks are never set to eval mode, so samples
+are normalised by the statistics of their batch; and both networks use the same fakes in a step.
+The sigmoid is part of the loss here. That makes no difference until it saturates, where the
+example's gradient vanishes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ from atomsep.experiments.loading import epoch_batches
 from atomsep.experiments.randomness import generator as stream
 from atomsep.experiments.settings import Settings, setting
 from atomsep.experiments.task import Context, Task
-from atomsep.hooks.axes import feature_widths
-from atomsep.methods import Atom
 
 BETAS = (0.5, 0.999)
-"""Of Adam."""
+"""Betas of Adam."""
 
 SHOWN = 64
 """Samples in a picture."""
@@ -103,7 +101,7 @@ class Gan(Task):
             layer=settings.layer,
             layout=settings.layout,
             weight=settings.weight,
-            features=_features(generator, settings),
+            features=settings.width,
             seed=context.seed,
             options=settings.method,
         )
@@ -111,11 +109,7 @@ class Gan(Task):
             torch.optim.Adam(model.parameters(), lr=settings.learning_rate, betas=BETAS)
             for model in (generator, discriminator)
         ]
-        if self.on_layer.method is not None:
-            self.on_layer.method.to(self.fabric.device)
-            learned = list(self.on_layer.method.parameters())
-            if learned:
-                optimisers[0].add_param_group({"params": learned})
+        self.on_layer.join(optimisers[0], self.fabric.device)
         self.inner = generator
         self.generator, self.generator_optimiser = self.fabric.setup(generator, optimisers[0])
         self.discriminator, self.discriminator_optimiser = self.fabric.setup(
@@ -189,24 +183,19 @@ class Gan(Task):
         }
 
     def finish(self) -> list[Path]:
-        """A grid of samples, and the token importance where the method gives one."""
+        """A grid of samples, and their token importance if the method measures it."""
         if self.folder is None:
             return []
         files = [self.folder / "samples.png"]
         images = self.sample(self._noise(SHOWN, stream(self.seed, "picture")))
         write_samples(files[0], images)
-        if isinstance(self.on_layer.method, Atom):
+        binding = self.on_layer.binding
+        importance = None if binding is None else binding.importance
+        if importance is not None:
             files.append(self.folder / "importance.png")
-            importance = self.on_layer.attachment.importance
             write_importance(files[1], images.cpu(), importance.cpu())
         return files
 
 
 def _judged(logits: Tensor, label: float) -> Tensor:
     return binary_cross_entropy_with_logits(logits, torch.full_like(logits, label))
-
-
-def _features(generator: nn.Module, settings: GanSettings) -> int:
-    layer = dict(generator.named_modules()).get(settings.layer)
-    widths = set() if layer is None else feature_widths(layer)
-    return widths.pop() if len(widths) == 1 else settings.width

@@ -24,7 +24,7 @@ from atomsep.experiments.gan.fidelity import Fidelity
 from atomsep.experiments.gan.pictures import Pictures
 from atomsep.experiments.randomness import generator as stream
 from atomsep.experiments.task import Context, Experiment, Task
-from atomsep.methods import ATOM_MODELING
+from atomsep.methods.registry import ATOM_MODELING, OfferedMethods
 
 TINY = {
     "epochs": 2,
@@ -92,7 +92,7 @@ def _experiment(
         settings=settings,
         tiny=TINY,
         build=make,
-        methods=("plain", "vq", "sscl", *ATOM_MODELING),
+        methods=OfferedMethods("gan"),
         metric="fid",
         higher_is_better=False,
         percent=False,

@@ -24,7 +24,7 @@ from atomsep.experiments.loading import LoaderFeed
 from atomsep.experiments.randomness import seeded
 from atomsep.experiments.settings import Settings, override, setting
 from atomsep.experiments.task import Context, Experiment, Task
-from atomsep.methods import ATOM_MODELING, METHODS
+from atomsep.methods.registry import ATOM_MODELING, METHODS, OfferedMethods
 
 OPTIMISERS = ("sgd", "adamw")
 AUGMENTATIONS = ("crop-flip", "crop-flip-colour")
@@ -166,7 +166,6 @@ def metrics(classes: int) -> Mapping[str, Any]:
     return {**found, "entropy": PredictionEntropy()}
 
 
-BASELINES = ("hinge-1", "hinge-2", "rank-h", "simclr")
 GRID = (0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
 ATOM_GRID = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 TINY = {"epochs": 2, "batch": 32, "image": 32, "stages": 1, "learning_rate": 0.05}
@@ -190,12 +189,12 @@ def _experiment(
         settings=settings,
         tiny={**TINY, **tiny},
         build=partial(build, read=read, tiny=partial(read_digits, train=train, test=test)),
-        methods=("plain", *BASELINES, *ATOM_MODELING),
+        methods=OfferedMethods("images", "labels", "augmentation"),
         metric="top1",
-        # the 1-norm adds up all features of all tokens, and is by far the largest
+        # The 1-norm adds up all features of all tokens, and is by far the largest.
         weights={
-            **dict.fromkeys(BASELINES, 0.01),
             "hinge-1": 0.001,
+            **dict.fromkeys(("hinge-2", "rank-h", "simclr"), 0.01),
             **dict.fromkeys(ATOM_MODELING, atom_weight),
         },
         learning_rates=(0.01, 0.02, 0.05, 0.1, 0.2),

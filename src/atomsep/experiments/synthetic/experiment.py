@@ -38,7 +38,7 @@ from atomsep.experiments.randomness import generator
 from atomsep.experiments.settings import Settings, setting
 from atomsep.experiments.synthetic.mixtures import MixtureClassifier, draw
 from atomsep.experiments.task import Context, Experiment, Task
-from atomsep.methods import ATOM_MODELING
+from atomsep.methods.registry import ATOM_MODELING, METHODS, OfferedMethods
 
 JITTER = 0.1
 """Deviation of the Gaussian noise that makes SimCLR's second view of a sample."""
@@ -76,7 +76,7 @@ def build(context: Context) -> Task:
         batch=settings.batch,
         seed=seed,
         shard=context.shard,
-        second=jitter if context.method == "simclr" else None,
+        second=jitter if METHODS[context.method].second_view == "augmentation" else None,
     )
 
     def held_out_batches() -> Iterator[Batch]:
@@ -89,7 +89,6 @@ def build(context: Context) -> Task:
         feed,
         held_out_batches,
         metrics,
-        features=model.embed.out_features,
         schedule=settings.schedule,
     )
 
@@ -113,10 +112,7 @@ SYNTHETIC = Experiment(
     settings=MixtureSettings(),
     tiny={"epochs": 2, "train_samples": 256, "test_samples": 500},
     build=build,
-    methods=(
-        *("plain", "hinge-1", "hinge-2", "rank-h", "simclr"),
-        *ATOM_MODELING,
-    ),
+    methods=OfferedMethods("synthetic", "labels", "augmentation"),
     metric="accuracy",
     weights={
         "hinge-1": 0.005,

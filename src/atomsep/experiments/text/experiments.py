@@ -26,7 +26,7 @@ from atomsep.experiments.text.data import TextSets, read_cola, read_poem
 from atomsep.experiments.text.models import TINY, Pad, Tokens, load_encoder
 from atomsep.experiments.text.own import read_own_text
 from atomsep.experiments.text.tiny import agreement, read_tiny, verses
-from atomsep.methods import ATOM_MODELING, METHODS
+from atomsep.methods.registry import ATOM_MODELING, METHODS, OfferedMethods
 
 CHARGES = ("feature", "learned")
 
@@ -108,6 +108,7 @@ def build(
         load(Tokens(train, tokenizer, settings.max_length)),
         load(Tokens(held_out, tokenizer, settings.max_length), shuffle=False).batches,
         partial(metrics, classes),
+        features=getattr(model.config, "hidden_size", 0),
         schedule=settings.schedule,
         warmup=settings.warmup,
         clip=settings.clip,
@@ -160,12 +161,14 @@ def own_metrics(classes: int) -> Mapping[str, Any]:
     return {**cola_metrics(classes), "f1": F1InTruth(classes)}
 
 
-BASELINES = ("hinge-1", "hinge-2", "rank-h", "simcse", "mixcse")
 COMMON: dict[str, Any] = {
     "tiny": {"model": TINY, "epochs": 3, "batch": 16, "learning_rate": 5e-3},
-    "methods": ("plain", *BASELINES, *ATOM_MODELING),
-    # the 1-norm adds up all features of all tokens, and is by far the largest
-    "weights": {**dict.fromkeys((*BASELINES, *ATOM_MODELING), 0.01), "hinge-1": 0.001},
+    "methods": OfferedMethods("text", "labels", "dropout"),
+    # The 1-norm adds up all features of all tokens, and is by far the largest.
+    "weights": {
+        "hinge-1": 0.001,
+        **dict.fromkeys(("hinge-2", "rank-h", "simcse", "mixcse", *ATOM_MODELING), 0.01),
+    },
     "learning_rates": (1e-5, 2e-5, 3e-5, 5e-5, 1e-4),
     "weight_grid": {"": (0.05, 0.02, 0.01, 0.005, 0.002, 0.001)},
 }

@@ -1,0 +1,129 @@
+"""A method on a layer of a model: from the forward pass to the method's loss."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from atomsep.core.layout import Axes, Layout
+from atomsep.hooks.masks import MaskSource
+from atomsep.hooks.reader import LayerReader
+from atomsep.hooks.targets import Key, Target, find_layers, put_tensor
+
+if TYPE_CHECKING:
+    from atomsep.methods.base import Method
+
+
+class Binding(ABC):
+    """A method on a layer of a model; made by [`Method.bind`][atomsep.methods.Method.bind].
+
+    Train as before, and add `loss` to the task's loss after each forward pass.
+    """
+
+    @abstractmethod
+    def loss(self, labels: Tensor | None = None, again: Callable[[], Any] | None = None) -> Tensor:
+        """The weighted loss of the model's last training forward.
+
+        Args:
+            labels: the classes of the samples, `(M,)`, for methods that need them.
+            again: runs the model on the second view, for methods that need one.
+
+        Raises:
+            RuntimeError: the model has not run in training mode since the last call.
+            ValueError: the method needs labels or a second view and got none.
+        """
+
+    @property
+    def importance(self) -> Any:
+        """Token importance of the last forward; None for methods that do not measure it."""
+        return None
+
+    @abstractmethod
+    def detach(self) -> None:
+        """Take every hook off the model."""
+
+
+class LatentBinding(Binding):
+    """A hook on one layer that keeps the tokens of the last training forward, and their mask.
+
+    The rest of the model gets a copy of the output, so that writing to it in place does not change
+    the tokens; or what the method makes of them (see
+    [`Method.pass_on`][atomsep.methods.Method.pass_on]).
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        model: nn.Module,
+        target: Target,
+        weight: float,
+        layout: Axes | Literal["auto"],
+        mask: MaskSource,
+        select: Key,
+    ) -> None:
+        layers = find_layers(model, target)
+        if len(layers) > 1:
+            raise ValueError(
+                f"{target!r} matches several layers ({', '.join(layers)}), but "
+                f"{type(method).__name__} acts on one; name that one"
+            )
+        [(name, layer)] = layers.items()
+        self.method, self.model, self.weight = method, model, weight
+        self.reader = LayerReader(model, name, layer, layout=layout, mask=mask, select=select)
+        self.handle = layer.register_forward_hook(self._hook)
+        self.held: tuple[Tensor, Tensor | None] | None = None
+
+    def _hook(self, module: nn.Module, args: Any, output: Any) -> Any:
+        key, latent = self.reader.pick(output)
+        layout = self.reader.layout(latent)
+        tokens = layout.tokens(latent)
+        if self.model.training and torch.is_grad_enabled():
+            self.held = tokens, self.reader.mask(layout, latent)
+        passed = self.method.pass_on(tokens)
+        unchanged = passed is tokens
+        return put_tensor(
+            output, key, latent.clone() if unchanged else _as_output(passed, layout, latent)
+        )
+
+    def loss(self, labels: Tensor | None = None, again: Callable[[], Any] | None = None) -> Tensor:
+        """The method's loss on the tokens, times the weight."""
+        view = self.method.second_view
+        if view is not None and again is None:
+            raise ValueError(
+                f"{type(self.method).__name__} compares two views of each sample: pass again=, a "
+                f"function that runs the model on the second one, made by {view}"
+            )
+        latent, mask = self._take()
+        second = None
+        if view is not None and again is not None:
+            again()
+            second, _ = self._take()
+        loss: Tensor = self.weight * self.method(latent, labels, mask, second)
+        return loss
+
+    def _take(self) -> tuple[Tensor, Tensor | None]:
+        """Tokens `(M, N, h)` and mask `(M, N)` of the last training forward; once."""
+        if self.held is None:
+            raise RuntimeError(
+                f"layer {self.reader.name!r} has not run in training mode since the last loss; "
+                f"run the model first, with gradients enabled"
+            )
+        held, self.held = self.held, None
+        return held
+
+    def detach(self) -> None:
+        """Take every hook off the model, and drop what is held of the last forward."""
+        self.handle.remove()
+        self.reader.remove()
+        self.held = None
+
+
+def _as_output(tokens: Tensor, layout: Layout, like: Tensor) -> Tensor:
+    """Tokens `(M, N, h)` in the axes of the layer's output."""
+    if layout.axes == "channels_first":
+        return tokens.transpose(1, 2).reshape(like.shape)
+    return (tokens.transpose(0, 1) if layout.axes == "length_first" else tokens).reshape(like.shape)
