@@ -135,7 +135,7 @@ PANELS = {
 }
 WIDE = ((0.035, 0.06, 0.30, 0.80), (0.35, 0.06, 0.31, 0.80), (0.72, 0.17, 0.245, 0.65))
 NARROW = ((0.050, 0.637, 0.900, 0.319), (0.050, 0.329, 0.900, 0.279), (0.170, 0.064, 0.770, 0.252))
-"""Where the panels lie: left, bottom, width and height in shares of the figure."""
+"""Positions of the panels: left, bottom, width and height as fractions of the figure."""
 
 
 def draw(size: tuple[float, float], places: tuple[tuple[float, ...], ...]) -> Figure:

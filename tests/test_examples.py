@@ -62,7 +62,7 @@ def test_the_front_pages_show_only_lines_of_examples(page: str) -> None:
 
 
 def test_a_copy_of_an_example_is_not_changed_by_hand() -> None:
-    """A snippet that begins as marked lines do must go on as they do."""
+    """A snippet that starts like the marked lines must be the marked lines."""
     firsts = {lines.splitlines()[0]: lines for lines in regions().values()}
     for page, text in pages().items():
         for snippet in SNIPPET.findall(text):
@@ -74,7 +74,7 @@ def test_pages_of_the_readme_are_plain_markdown(page: str) -> None:
     text = re.sub(r"```.*?```|`[^`\n]*`", "", pages()[page], flags=re.DOTALL)
     for pattern in ("--8<--", r"\]\[", r"markdown(=\S+)?>", r"^:::", r"\{ *[.#:][\w-]+.*\}"):
         found = re.search(pattern, text, re.MULTILINE)
-        assert not found, f"{page}: {found.group()!r} shows as it is on a code host"
+        assert not found, f"{page}: {found.group()!r} is shown unrendered on a code host"
 
 
 def anchors(text: str) -> set[str]:

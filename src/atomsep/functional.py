@@ -208,7 +208,7 @@ def pair_energy(
         scale: "mean" divides by the token counts of both samples; "sum" is the paper's sum.
 
     Returns:
-        The energies: symmetric, zero on the diagonal.
+        Symmetric energies, zero on the diagonal.
 
     Example:
         >>> latent = torch.tensor([[[9.0, 1.0]], [[9.0, 3.0]]])
