@@ -117,3 +117,26 @@ def test_headings_of_the_troubleshooting_page_are_messages_of_the_code() -> None
     stale = [quote for quote in quoted if not any(quote in text for text in texts)]
     assert len(quoted) > 10
     assert not stale
+
+
+def mapped_files() -> set[str]:
+    """The files that the map of CONTRIBUTING.md lists, by their path in the package."""
+    block = pages()["CONTRIBUTING.md"].split("    src/atomsep/\n")[1].split("\n\n`")[0]
+    folders: list[tuple[int, str]] = []
+    files = set()
+    for line in block.splitlines():
+        indent = len(line) - len(line.lstrip())
+        folders = [(depth, name) for depth, name in folders if depth < indent]
+        opened = re.match(r"\s*(\w+)/", line)
+        if opened:
+            folders.append((indent, opened[1]))
+        above = [name for _, name in folders]
+        files |= {"/".join([*above, name]) for name in re.findall(r"\b\w+\.py\b", line)}
+    return files
+
+
+def test_the_map_of_the_code_lists_every_file() -> None:
+    package = ROOT / "src" / "atomsep"
+    paths = (path.relative_to(package) for path in package.rglob("*.py"))
+    existing = {path.as_posix() for path in paths if not path.name.startswith("__")}
+    assert mapped_files() == existing
