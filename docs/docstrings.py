@@ -1,4 +1,4 @@
-"""Let the reference show `Example:` of docstrings as code: its parser knows only `Examples:`."""
+"""Show `Example:` sections of docstrings as code: the parser only knows `Examples:`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import griffe
 
 
 class ExampleSections(griffe.Extension):
-    """Rename the section while a docstring is loaded."""
+    """Rename the section when a docstring is loaded."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Rename it in one object's docstring."""
+        """Rename it in the docstring of one object."""
         if obj.docstring:
             text = obj.docstring.value
             obj.docstring.value = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Draw the picture of the README: `python docs/hero.py` writes docs/images/hero.svg."""
+"""Draw the picture of the front page, wide and narrow: `python docs/hero.py`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def arrow(
 
 
 def sample_as_atom(axes: Axes) -> None:
-    """The tokens of a sample, and the atom that they form."""
+    """The tokens of a sample and the atom that they form."""
     for (row, column), charge in np.ndenumerate(CHARGES):
         corner = (0.06 + 0.24 * column, 1.16 - 0.24 * row)
         axes.add_patch(Rectangle(corner, 0.22, 0.22, fc=COLOURS[int(charge)], ec="none"))
@@ -81,7 +81,7 @@ def sample_as_atom(axes: Axes) -> None:
 
 
 def two_samples(axes: Axes) -> None:
-    """Two samples, the distance of their nuclei, and the push between them."""
+    """Two samples, the distance between their nuclei, and how they repel each other."""
     first, second, y = 0.68, 1.92, 0.87
     for x, phase in ((first, np.pi / 2), (second, np.pi / 6)):
         atom(axes, x, y, 0.45, phase, 0.1)
@@ -119,7 +119,7 @@ def energy_curves(axes: Axes) -> None:
     )  # fmt: skip
     axes.axhline(0, color=FAINT, lw=1, zorder=0)
     axes.set(xlim=(0, 5), ylim=(-1.5, 2.6))
-    axes.set_xlabel("distance $d_{AB}$ of the nuclei, in radii", color=INK, fontsize=9.5)
+    axes.set_xlabel("distance $d_{AB}$ between nuclei, in radii", color=INK, fontsize=9.5)
     axes.set_ylabel("energy $E_{AB}$", color=INK, fontsize=9.5)
     axes.tick_params(colors=INK, labelsize=8.5)
     axes.spines[["top", "right"]].set_visible(False)
@@ -128,28 +128,38 @@ def energy_curves(axes: Axes) -> None:
     axes.text(4.94, 0.86, "$k$: opposite / like charges", ha="right", color=INK, fontsize=8.5)
 
 
-def draw() -> Figure:
-    """The whole picture on a white card, for light and dark pages alike."""
-    figure = Figure(figsize=(13, 4.5), facecolor="none")
+PANELS = {
+    "A sample is read as an atom": sample_as_atom,
+    "Neutral samples push apart": two_samples,
+    "Their structure decides how far": energy_curves,
+}
+WIDE = ((0.035, 0.06, 0.30, 0.80), (0.35, 0.06, 0.31, 0.80), (0.72, 0.17, 0.245, 0.65))
+NARROW = ((0.050, 0.637, 0.900, 0.319), (0.050, 0.329, 0.900, 0.279), (0.170, 0.064, 0.770, 0.252))
+"""Positions of the panels: left, bottom, width and height as fractions of the figure."""
+
+
+def draw(size: tuple[float, float], places: tuple[tuple[float, ...], ...]) -> Figure:
+    """All panels on a white card, for light and dark pages alike."""
+    figure = Figure(figsize=size, facecolor="none")
+    inset = 0.135 / size[1]
     figure.add_artist(
         FancyBboxPatch(
-            (0.012, 0.03), 0.976, 0.94, boxstyle="round,pad=0,rounding_size=0.012",
+            (0.012, inset), 0.976, 1 - 2 * inset, boxstyle="round,pad=0,rounding_size=0.012",
             fc="white", ec="#dfe2ea", lw=1, zorder=-1,
-            transform=figure.transFigure, mutation_aspect=13 / 4.5,
+            transform=figure.transFigure, mutation_aspect=size[0] / size[1],
         )
     )  # fmt: skip
-    panels = {
-        "A sample is read as an atom": ((0.035, 0.06, 0.30, 0.80), sample_as_atom),
-        "Neutral samples push apart": ((0.35, 0.06, 0.31, 0.80), two_samples),
-        "Their structure decides how far": ((0.72, 0.17, 0.245, 0.65), energy_curves),
-    }
-    for title, (place, paint) in panels.items():
-        axes = figure.add_axes(place)
+    for place, (title, paint) in zip(places, PANELS.items(), strict=True):
+        left, bottom, width, height = place
+        axes = figure.add_axes((left, bottom, width, height))
         paint(axes)
         if paint is not energy_curves:
             axes.axis("off")
-        middle = place[0] + place[2] / 2
-        figure.text(middle, 0.885, title, ha="center", color=INK, fontsize=13, weight="bold")
+        side_by_side = size[0] > size[1]  # then the titles share one line
+        above = 0.885 if side_by_side else bottom + height + 0.11 / size[1]
+        figure.text(
+            *(left + width / 2, above, title), ha="center", color=INK, fontsize=13, weight="bold"
+        )
     return figure
 
 
@@ -157,6 +167,10 @@ if __name__ == "__main__":
     mpl.rcParams.update(
         {"svg.hashsalt": "atomsep", "mathtext.fontset": "dejavuserif", "font.family": "DejaVu Sans"}
     )
-    target = Path(__file__).parent / "images" / "hero.svg"
-    draw().savefig(target, metadata={"Date": None, "Creator": None}, transparent=False)
-    print(f"wrote {target.name}")
+    folder = Path(__file__).parent / "images"
+    for name, picture in {
+        "hero.svg": draw((13, 4.5), WIDE),
+        "hero-narrow.svg": draw((4.6, 11.3), NARROW),
+    }.items():
+        picture.savefig(folder / name, metadata={"Date": None, "Creator": None}, transparent=False)
+        print(f"wrote {name}")

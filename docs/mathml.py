@@ -1,8 +1,8 @@
-"""Formulas become MathML while the site is built: no script runs in the reader's browser.
+"""Convert formulas to MathML while the site is built, so that pages need no script to show them.
 
-A hook of MkDocs. `pymdownx.arithmatex` marks the formulas of pages and docstrings; here each is
-converted. A formula that cannot be converted stops the build, and so does one that the marker
-missed and that would show as raw LaTeX.
+This is a hook for MkDocs. `pymdownx.arithmatex` marks the formulas of pages and docstrings, and
+each is converted here. The build fails if a formula cannot be converted, or if one was not marked
+and would show as raw LaTeX.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def to_mathml(latex: str, *, block: bool, where: str) -> str:
     """One formula as MathML.
 
     Raises:
-        PluginError: the formula does not parse, or holds what has no MathML.
+        PluginError: the formula does not parse, or contains something without MathML.
     """
     latex = latex.strip()
     known = latex
@@ -53,9 +53,9 @@ def to_mathml(latex: str, *, block: bool, where: str) -> str:
 
 
 def _for_browsers(element: ElementTree.Element) -> None:
-    """Say in MathML Core, which browsers draw, what the converter says in older MathML."""
+    """Replace what the converter writes in older MathML by MathML Core, which browsers support."""
     alphabet = _ALPHABETS.get(element.get("mathvariant", ""))
-    if alphabet and element.text:  # drawn only as characters of their own
+    if alphabet and element.text:  # browsers show these only as their own Unicode characters
         del element.attrib["mathvariant"]
         element.text = "".join(_letter(alphabet, letter) for letter in element.text)
     if "columnalign" in element.attrib:
@@ -73,7 +73,7 @@ def _for_browsers(element: ElementTree.Element) -> None:
             child.attrib |= {"stretchy": "false", "lspace": "0", "rspace": "0"}
         elif sign == "−" and (before is None or (before.tag == "mo" and before.text not in _CLOSE)):
             child.attrib |= {"form": "prefix", "lspace": "0", "rspace": "0"}
-        elif sign.isalpha():  # a function's name: its bracket follows at once
+        elif sign.isalpha():  # a function name: no space before its bracket
             child.set("rspace", "0")
         before = child
 
@@ -88,20 +88,14 @@ def _letter(alphabet: str, letter: str) -> str:
     return letter
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> None:
-    """Refuse an inclusion of example lines that a formatter took for Python."""
-    if "--8 <" in markdown:
-        raise PluginError(f"{page.file.src_uri}: write inclusions in their form of three lines")
-
-
 def on_page_content(content: str, page: Any, **_: Any) -> str:
-    """Replace every marked formula of a page, those of its docstrings included."""
+    """Replace every marked formula of a page, including those from docstrings."""
     where = page.file.src_uri
 
     def replace(match: re.Match[str]) -> str:
         tag = match["tag"]
         mathml = to_mathml(html.unescape(match["latex"]), block=tag == "div", where=where)
-        # The letters of a formula are no words to search for.
+        # Keep the letters of formulas out of the search index.
         return f'<{tag} class="formula" data-search-exclude>{mathml}</{tag}>'
 
     content = _MARKED.sub(replace, content)

@@ -1,6 +1,6 @@
-"""Atom modeling in a Hugging Face model: a tiny BERT, on random words with padding.
+"""Atom modeling in a Hugging Face model: a tiny BERT, with random words and padding.
 
-The lines between the markers are those of the README.
+The documentation shows the lines between the markers.
 """
 
 import torch
@@ -24,20 +24,20 @@ loader = [
     for length in lengths
 ]
 
-# --8<-- [start:quickstart]
+# [start:quickstart]
 model = BertForSequenceClassification(config)  # or .from_pretrained(...)
 criterion = atomsep.AtomLoss(charge=nn.Linear(config.hidden_size, 1))  # a learned score
 attachment = atomsep.attach(model, "bert.encoder.layer.0", criterion, weight=0.01)
 optimizer = torch.optim.AdamW([*model.parameters(), *attachment.parameters()], lr=1e-4)
 
 for batch in loader:
-    loss = model(**batch).loss + attachment.loss()  # attention_mask is found by itself
+    loss = model(**batch).loss + attachment.loss()  # finds the attention_mask
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
 
 importance = attachment.importance  # (M, L): the charge of every token, 0 on padding
-# --8<-- [end:quickstart]
+# [end:quickstart]
 
 print(f"loss {loss.item():.3f}")
 print(f"importance {tuple(importance.shape)} in [{importance.min():.2f}, {importance.max():.2f}]")

@@ -1,6 +1,6 @@
-"""Atom modeling in an image classifier: torchvision's ResNet-18, on random images.
+"""Atom modeling in an image classifier: torchvision's ResNet-18 with random images.
 
-The lines between the markers are those of the README.
+The documentation shows the lines between the markers.
 """
 
 import torch
@@ -12,7 +12,7 @@ import atomsep
 torch.manual_seed(0)
 loader = [(torch.randn(8, 3, 64, 64), torch.randint(10, (8,))) for _ in range(3)]
 
-# --8<-- [start:quickstart]
+# [start:quickstart]
 model = torchvision.models.resnet18(num_classes=10)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 attachment = atomsep.attach(model, "layer1.1.bn2", weight=0.2)  # before the activation
@@ -24,7 +24,7 @@ for images, labels in loader:
     optimizer.step()
 
 importance = attachment.importance  # (M, H, W): the charge of every position, in [-1, 1]
-# --8<-- [end:quickstart]
+# [end:quickstart]
 
 print(f"loss {loss.item():.3f}")
 print(f"importance {tuple(importance.shape)} in [{importance.min():.2f}, {importance.max():.2f}]")

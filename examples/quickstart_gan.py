@@ -1,6 +1,6 @@
-"""Atom modeling in a GAN: DCGAN's generator for 64 x 64 images, on random images.
+"""Atom modeling in a GAN: DCGAN's generator with random 64 x 64 images.
 
-The lines between the markers are those of the README.
+The documentation shows the lines between the markers.
 """
 
 import torch
@@ -13,7 +13,7 @@ WIDTH = 8
 
 
 def up(inputs: int, outputs: int, stride: int = 2, padding: int = 1) -> list[nn.Module]:
-    """One stage of the generator: convolution, BatchNorm, ReLU."""
+    """One stage of the generator: transposed convolution, BatchNorm, ReLU."""
     convolution = nn.ConvTranspose2d(inputs, outputs, 4, stride, padding, bias=False)
     return [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
 
@@ -32,7 +32,7 @@ critic = nn.Sequential(
 )
 critic_optimizer = torch.optim.Adam(critic.parameters(), lr=2e-4, betas=(0.5, 0.999))
 
-# --8<-- [start:quickstart]
+# [start:quickstart]
 generator = dcgan_generator()
 optimizer = torch.optim.Adam(generator.parameters(), lr=2e-4, betas=(0.5, 0.999))
 attachment = atomsep.attach(generator, "10", weight=1.0)  # the BatchNorm before the last ReLU
@@ -48,7 +48,7 @@ for real in loader:
     optimizer.zero_grad()
     generator_loss.backward()
     optimizer.step()
-# --8<-- [end:quickstart]
+# [end:quickstart]
 
 print(f"critic {critic_loss.item():.3f}, generator {generator_loss.item():.3f}")
 print({name: round(value, 3) for name, value in attachment.stats.items()})

@@ -1,7 +1,7 @@
-"""Read token importance: a map over an image, and a number for every word.
+"""Read token importance: a map over an image, and one number per word.
 
-The lines between the markers are those of the README. Models and data are random, so what is
-printed shows shapes and ranges, not meaning.
+The documentation shows the lines between the markers. Models and data are random, so the output
+shows shapes and ranges, not meaning.
 """
 
 import torch
@@ -16,13 +16,13 @@ images = torch.randn(2, 3, 64, 64)
 model = torchvision.models.resnet18(num_classes=10)
 attachment = atomsep.attach(model, "layer1.1.bn2")
 
-# --8<-- [start:maps]
+# [start:maps]
 model.eval()
 with torch.no_grad():
     model(images)
-maps = attachment.importance  # (M, 16, 16) in [-1, 1], for images of 64 x 64
+maps = attachment.importance  # (M, 16, 16) in [-1, 1] for 64 x 64 images
 overlay = F.interpolate(maps.unsqueeze(1), images.shape[-2:], mode="bilinear")
-# --8<-- [end:maps]
+# [end:maps]
 print(f"maps {tuple(maps.shape)}, overlay {tuple(overlay.shape)}")
 
 words = ["[CLS]", "the", "cat", "sat", "[SEP]", "[PAD]"]
@@ -34,10 +34,10 @@ config = BertConfig(vocab_size=6, hidden_size=32, num_hidden_layers=1, num_atten
 bert = BertForSequenceClassification(config)
 of_words = atomsep.attach(bert, "bert.encoder.layer.0")
 
-# --8<-- [start:words]
+# [start:words]
 bert.eval()
 with torch.no_grad():
     bert(**batch)
 for word, charge in zip(words, of_words.importance[0].tolist(), strict=True):
     print(f"{word:>8} {charge:+.2f}")
-# --8<-- [end:words]
+# [end:words]

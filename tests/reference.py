@@ -122,7 +122,7 @@ def make_mask(lengths: Sequence[int], tokens: int) -> Tensor:
 
 
 def real_tokens(latent: Tensor, mask: Tensor | None) -> list[Tensor]:
-    """The batch without its padding: one `(N_A, h)` a sample."""
+    """The batch without its padding: one `(N_A, h)` tensor per sample."""
     if mask is None:
         return list(latent)
     return [tokens[real] for tokens, real in zip(latent, mask, strict=True)]

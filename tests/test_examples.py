@@ -1,4 +1,4 @@
-"""What the documentation shows is what runs, and what the code says is in the documentation."""
+"""What the documentation shows is what runs, and what it quotes is what the code says."""
 
 from __future__ import annotations
 
@@ -13,15 +13,30 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-REGION = re.compile(r"# --8<-- \[start:(\w+)\]\n(.*?)# --8<-- \[end:\1\]", re.DOTALL)
-NO_MESSAGES_OF = {"experiments", "report", "arguments.py", "cli.py", "demo.py"}
-"""Parts of the package whose messages explain themselves."""
+REGION = re.compile(r"# \[start:(\w+)\]\n(.*?)# \[end:\1\]", re.DOTALL)
+SNIPPET = re.compile(r"```python\n(.*?)```", re.DOTALL)
+LINK = re.compile(r"\]\(([^)#:]+)(#[^)]+)?\)")
 
 
-def regions() -> Iterator[tuple[str, str]]:
-    for path in EXAMPLES:
-        for match in REGION.finditer(path.read_text()):
-            yield f"{path.stem}:{match[1]}", match[2]
+def regions() -> dict[str, str]:
+    """The marked lines of all examples."""
+    return {
+        f"{path.stem}:{match[1]}": match[2]
+        for path in EXAMPLES
+        for match in REGION.finditer(path.read_text())
+    }
+
+
+def pages() -> dict[str, str]:
+    """Every Markdown file that a reader may open, by its path."""
+    paths = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted(paths)}
+
+
+def linked_from_the_readme() -> list[str]:
+    """The pages that a reader of the README reaches on a code host."""
+    targets = (target for target, _ in LINK.findall((ROOT / "README.md").read_text()))
+    return sorted({"README.md", *(target for target in targets if target.endswith(".md"))})
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -33,54 +48,95 @@ def test_an_example_runs_without_a_warning(path: Path, capsys: pytest.CaptureFix
     assert "nan" not in printed
 
 
-@pytest.mark.parametrize(("name", "lines"), list(regions()), ids=lambda value: value.split("\n")[0])
-def test_the_readme_shows_the_lines_of_the_example(name: str, lines: str) -> None:
-    assert f"```python\n{lines}```" in (ROOT / "README.md").read_text(), name
+@pytest.mark.parametrize("name", regions())
+def test_marked_lines_of_an_example_are_shown_literally(name: str) -> None:
+    shown = [page for page, text in pages().items() if regions()[name] in SNIPPET.findall(text)]
+    assert shown, f"no page shows {name}; copy its lines again"
 
 
-def test_every_python_snippet_of_the_readme_is_a_region_of_an_example() -> None:
-    shown = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert sorted(shown) == sorted(lines for _, lines in regions())
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_front_pages_show_only_lines_of_examples(page: str) -> None:
+    shown = SNIPPET.findall(pages()[page])
+    assert shown
+    assert set(shown) <= set(regions().values())
 
 
-def test_links_of_the_readme_lead_somewhere() -> None:
-    for name in ("README.md", "CONTRIBUTING.md"):
-        for target in re.findall(r"\]\(([^)#:]+)", (ROOT / name).read_text()):
-            assert (ROOT / target).exists(), f"{name} links to {target}"
+def test_a_copy_of_an_example_is_not_changed_by_hand() -> None:
+    """A snippet that starts like the marked lines must be the marked lines."""
+    firsts = {lines.splitlines()[0]: lines for lines in regions().values()}
+    for page, text in pages().items():
+        for snippet in SNIPPET.findall(text):
+            assert snippet == firsts.get(snippet.splitlines()[0], snippet), page
 
 
-def messages(path: Path) -> Iterator[tuple[int, str]]:
-    """The fixed parts of every message that a file raises or warns with."""
-    tree = ast.parse(path.read_text())
-    helpers = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    for node in ast.walk(tree):
-        spoken = [node.exc] if isinstance(node, ast.Raise) and node.exc else []
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".tell", "warn")):
-            spoken = node.args[1:]
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "self.idle_reason":
-            spoken = [node.value]
-        for part in list(spoken):  # a helper of the same file may write the sentence
-            called = (call.func for call in ast.walk(part) if isinstance(call, ast.Call))
-            names = {ast.unparse(function).removeprefix("self.") for function in called}
-            for helper in (helpers[name] for name in names & helpers.keys()):
-                spoken += [r.value for r in ast.walk(helper) if isinstance(r, ast.Return)]
-        for part in spoken:
-            for text in ast.walk(part) if part is not None else ():
-                if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                    yield node.lineno, text.value
+@pytest.mark.parametrize("page", linked_from_the_readme())
+def test_pages_of_the_readme_are_plain_markdown(page: str) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", pages()[page], flags=re.DOTALL)
+    for pattern in ("--8<--", r"\]\[", r"markdown(=\S+)?>", r"^:::", r"\{ *[.#:][\w-]+.*\}"):
+        found = re.search(pattern, text, re.MULTILINE)
+        assert not found, f"{page}: {found.group()!r} is shown unrendered on a code host"
 
 
-def test_every_message_is_in_the_troubleshooting_page() -> None:
-    page = (ROOT / "docs" / "troubleshooting.md").read_text()
-    missing, found = [], 0
-    for path in sorted((ROOT / "src" / "atomsep").rglob("*.py")):
-        if NO_MESSAGES_OF & set(path.parts):
-            continue
-        for line, text in messages(path):
-            if len(text.strip()) < 8:
-                continue
-            found += 1
-            if text.strip() not in page:
-                missing.append(f"{path.name}:{line}: {text!r}")
-    assert found > 50
-    assert not missing, "\n".join(missing)
+def anchors(text: str) -> set[str]:
+    """The anchors that a code host gives to the headings of a page."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", pages())
+def test_links_lead_somewhere(page: str) -> None:
+    for target, anchor in LINK.findall(pages()[page]):
+        path = (ROOT / page).parent / target
+        assert path.exists(), f"{page} links to {target}"
+        if anchor and "/reference/" not in path.as_posix():  # those come from docstrings
+            assert anchor[1:] in anchors(path.read_text()), f"{page} links to {target}{anchor}"
+    for source in re.findall(r'\bsrc(?:set)?="([^"]+)"', pages()[page]):
+        assert ((ROOT / page).parent / source).exists(), f"{page} shows {source}"
+    for anchor in re.findall(r"\]\(#([^)]+)\)", pages()[page]):
+        assert anchor in anchors(pages()[page]), f"{page} links to #{anchor}"
+
+
+def test_the_readme_is_short_and_says_early_whether_it_helps() -> None:
+    text = pages()["README.md"]
+    assert len(text.split()) <= 900
+    assert text.split("\n\n")[2].startswith("**Does it help?**")
+
+
+def messages() -> Iterator[str]:
+    """The fixed parts of all texts of the package."""
+    for path in (ROOT / "src" / "atomsep").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_headings_of_the_troubleshooting_page_are_messages_of_the_code() -> None:
+    quoted = re.findall(r"^### `(.+)`$", pages()["docs/troubleshooting.md"], re.MULTILINE)
+    texts = list(messages())
+    stale = [quote for quote in quoted if not any(quote in text for text in texts)]
+    assert len(quoted) > 10
+    assert not stale
+
+
+def mapped_files() -> set[str]:
+    """The files that the map of CONTRIBUTING.md lists, by their path in the package."""
+    block = pages()["CONTRIBUTING.md"].split("    src/atomsep/\n")[1].split("\n\n`")[0]
+    folders: list[tuple[int, str]] = []
+    files = set()
+    for line in block.splitlines():
+        indent = len(line) - len(line.lstrip())
+        folders = [(depth, name) for depth, name in folders if depth < indent]
+        opened = re.match(r"\s*(\w+)/", line)
+        if opened:
+            folders.append((indent, opened[1]))
+        above = [name for _, name in folders]
+        files |= {"/".join([*above, name]) for name in re.findall(r"\b\w+\.py\b", line)}
+    return files
+
+
+def test_the_map_of_the_code_lists_every_file() -> None:
+    package = ROOT / "src" / "atomsep"
+    paths = (path.relative_to(package) for path in package.rglob("*.py"))
+    existing = {path.as_posix() for path in paths if not path.name.startswith("__")}
+    assert mapped_files() == existing

@@ -255,9 +255,9 @@ REFUSED = {
     "no tokens": (ValueError, r"no tokens: shape \(2, 0, 4\)", lambda: LATENT[:, :0], {}),
     "no samples": (ValueError, r"no samples: shape \(0, 3, 4\)", lambda: LATENT[:0], {}),
     "one feature": (ValueError, "nothing is left for the position", lambda: LATENT[..., :1], {}),
-    "no feature": (ValueError, "charge=0 is no feature", lambda: LATENT[..., :0], {}),
-    "charge": (ValueError, "charge=4 is no feature.* 4 features", lambda: LATENT, {"charge": 4}),
-    "charge, negative": (ValueError, "charge=-5 is no", lambda: LATENT, {"charge": -5}),
+    "no feature": (ValueError, "charge=0 is out of range", lambda: LATENT[..., :0], {}),
+    "charge": (ValueError, "charge=4 is out of range.* 4 features", lambda: LATENT, {"charge": 4}),
+    "charge, negative": (ValueError, "charge=-5 is out", lambda: LATENT, {"charge": -5}),
     "norm": (ValueError, "norm must be 1 or 2, not 3", lambda: LATENT, {"norm": 3}),
     "mask's type": (
         TypeError,
@@ -279,13 +279,13 @@ REFUSED = {
     ),
     "score map": (
         ValueError,
-        r"one score a token, shape \(2, 3\), but gave \(2, 3, 4\)",
+        r"one score per token, shape \(2, 3\), but returned \(2, 3, 4\)",
         lambda: LATENT,
         {"charge": nn.Identity()},
     ),
     "position map": (
         ValueError,
-        r"one vector a token, shape \(2, 3, h'\), but gave \(2, 4\)",
+        r"one vector per token, shape \(2, 3, h'\), but returned \(2, 4\)",
         lambda: LATENT,
         {"position": lambda e: e.sum(1)},
     ),
@@ -303,8 +303,8 @@ def test_form_atoms_refuses(error, message, latent, options) -> None:
     [
         ("norm must be 1 or 2, not 0", {"norm": 0}),
         ('scale must be "mean" or "sum", not \'total\'', {"scale": "total"}),
-        ("softening must be a length of at least 0, not -0.1", {"softening": -0.1}),
-        ("softening must be a length of at least 0, not nan", {"softening": math.nan}),
+        ("softening must be a finite length of at least 0, not -0.1", {"softening": -0.1}),
+        ("softening must be a finite length of at least 0, not nan", {"softening": math.nan}),
     ],
 )
 def test_pair_energy_refuses(message: str, options: dict) -> None:

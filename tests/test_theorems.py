@@ -89,7 +89,7 @@ def test_theorem_1_is_tight(norm: int) -> None:
 
 
 def test_theorem_1_as_printed_fails_in_the_first_norm() -> None:
-    # One proton a sample, moved by 1 in each of four features: the 1-norm is 4, the 2-norm 2.
+    # One proton per sample, moved by 1 in each of four features: the 1-norm is 4, the 2-norm 2.
     latent = torch.zeros(2, 1, 5, dtype=torch.float64)
     latent[:, :, 0] = 99
     latent[1, :, 1:] = 1

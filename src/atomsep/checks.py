@@ -1,4 +1,4 @@
-"""What the maths takes, and the sentences that refuse the rest."""
+"""Types of the arguments, and checks that reject invalid ones with a readable message."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 ScoreMap = int | Callable[[Tensor], Tensor]
+"""Where the raw score comes from: a feature index, or a callable `(M, N, h) -> (M, N)`."""
+
 PositionMap = Callable[[Tensor], Tensor] | None
+"""Where the position comes from: a callable `(M, N, h) -> (M, N, h')`, or None for all features
+except the score."""
+
 Norm = Literal[1, 2]
+"""The norm of all distances: 1 or 2."""
+
 Scale = Literal["mean", "sum"]
+"""Whether sums over tokens are divided by the token count ("mean") or not ("sum")."""
 
 
 def transforms_active() -> bool:
@@ -23,17 +31,17 @@ def transforms_active() -> bool:
 
 
 def count_tokens(latent: Tensor, mask: Tensor | None) -> Tensor:
-    """Real tokens of each sample, `(M,)`, in float32 or the latent's float64.
+    """Number of real tokens per sample, `(M,)`, in float32, or float64 for a float64 latent.
 
-    A sample without a real token is an error on the CPU. On a GPU finding it would make every
-    step wait, so there the count of 0 turns the loss into NaN, which `attach` reports.
+    On the CPU, a sample without a real token is an error. On a GPU the check would make every
+    step wait, so a count of 0 makes the loss NaN instead, and `attach` warns about that.
     """
     samples, tokens, _ = latent.shape
     return count_real(samples, tokens, mask, latent)
 
 
 def count_real(samples: int, tokens: int, mask: Tensor | None, like: Tensor) -> Tensor:
-    """The same for `(samples, tokens)` tokens in a tensor of any shape."""
+    """The same for a tensor in any layout that holds `samples` times `tokens` tokens."""
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     if mask is None:
         if torch.compiler.is_compiling() or type(like) not in (Tensor, torch.nn.Parameter):
@@ -56,10 +64,11 @@ _counts: dict[tuple[object, ...], Tensor] = {}
 
 
 def _full_counts(samples: int, tokens: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A vector of the same number, made once and kept: making it takes a launch.
+    """A constant vector, cached because filling one takes a kernel launch.
 
-    Kept by stream, which orders its making before its use, and for good, since a captured graph
-    may read it; but none that is made while a graph is captured, whose memory is the graph's own.
+    There is one entry per stream, so that the fill always precedes the use. Entries are never
+    evicted, since a captured graph may read them. Vectors filled during a capture are not cached:
+    their memory belongs to the graph.
     """
     stream = 0
     if device.type == "cuda":
@@ -75,7 +84,7 @@ def _full_counts(samples: int, tokens: int, dtype: torch.dtype, device: torch.de
 
 
 def check_latent(latent: Tensor, charge: ScoreMap, position: PositionMap) -> None:
-    """Refuse what cannot be read as atoms."""
+    """Reject a latent that cannot be read as atoms."""
     if latent.dim() != 3:
         _check_kind(latent)
         raise ValueError(f"the latent must be (M, N, h), but has shape {tuple(latent.shape)}")
@@ -87,7 +96,7 @@ def _check_kind(source: Tensor) -> None:
     if not source.is_floating_point():
         raise TypeError(
             f"the latent must be floating point, but is {source.dtype}; "
-            f"attach to a layer that gives real features"
+            f"attach to a layer that returns real features"
         )
 
 
@@ -99,25 +108,27 @@ def check_tokens(
     charge: ScoreMap,
     position: PositionMap,
 ) -> None:
-    """The same for a tensor in any layout that holds so many tokens of so many features."""
+    """The same for a tensor in any layout, given its sizes."""
     _check_kind(source)
     if samples == 0 or tokens == 0:
         raise ValueError(
             f"the latent has no {'samples' if samples == 0 else 'tokens'}: shape "
-            f"{(samples, tokens, features)}; leave such batches out"
+            f"{(samples, tokens, features)}; skip empty batches"
         )
     if isinstance(charge, int):
         if not -features <= charge < features:
-            raise ValueError(f"charge={charge} is no feature of a latent with {features} features")
+            raise ValueError(
+                f"charge={charge} is out of range for a latent with {features} features"
+            )
         if position is None and features < 2:
             raise ValueError(
-                "the latent has one feature, and the charge takes it: nothing is left for the "
-                "position; pass maps of your own as charge= and position="
+                "the latent has only one feature, and the charge uses it: nothing is left for the "
+                "position; pass your own maps as charge= and position="
             )
 
 
 def check_mask(mask: Tensor, shape: tuple[int, ...] | torch.Size) -> None:
-    """Refuse a mask that is not boolean or not of the tokens' shape."""
+    """Reject a mask that is not boolean or does not have the shape of the tokens."""
     if mask.dtype != torch.bool:
         raise TypeError(f"the mask must be boolean, True on real tokens, but is {mask.dtype}")
     if mask.shape != shape:
@@ -127,18 +138,18 @@ def check_mask(mask: Tensor, shape: tuple[int, ...] | torch.Size) -> None:
 
 
 def check_norm(norm: int) -> None:
-    """Refuse norms other than 1 and 2."""
+    """Reject norms other than 1 and 2."""
     if norm not in (1, 2):
         raise ValueError(f"norm must be 1 or 2, not {norm!r}")
 
 
 def check_scale(scale: str) -> None:
-    """Refuse scales other than "mean" and "sum"."""
+    """Reject scales other than "mean" and "sum"."""
     if scale not in ("mean", "sum"):
         raise ValueError(f'scale must be "mean" or "sum", not {scale!r}')
 
 
 def check_softening(softening: float) -> None:
-    """Refuse lengths below zero and infinite ones."""
+    """Reject negative and infinite lengths."""
     if not 0 <= softening < float("inf"):
-        raise ValueError(f"softening must be a length of at least 0, not {softening!r}")
+        raise ValueError(f"softening must be a finite length of at least 0, not {softening!r}")

@@ -2,9 +2,9 @@
 
 Every function here follows one line of the method. The training path
 ([`AtomLoss`][atomsep.AtomLoss], [`attach`][atomsep.attach]) computes the same numbers in fewer
-passes and with a closed-form gradient; the tests hold the two against each other.
+passes and with a closed-form gradient; the tests compare the two.
 
-Shapes: M samples, N tokens a sample, h features a token, h' features of a position.
+Shapes: M samples, N tokens per sample, h features per token, h' features per position.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from atomsep.checks import (
 )
 
 DEFAULT_SOFTENING = 1e-2
-"""Length below which two nuclei count as touching; see `pair_energy` for the reasons."""
+"""Default softening length ε of the distance between nuclei; `pair_energy` explains the value."""
 
 OCCUPANCY_TARGET = 2 / 3
-"""Share of charged tokens that the occupancy term asks for: a third each of +1, 0 and -1."""
+"""Mean of q² that the occupancy term asks for: a third of the tokens each at +1, 0 and -1."""
 
 
 class AtomStatistics(Protocol):
-    """What the pair energy and the two constraints need to know of each sample."""
+    """The per-sample statistics that the pair energy and the two constraints need."""
 
     @property
     def protons(self) -> Tensor:
@@ -47,7 +47,7 @@ class AtomStatistics(Protocol):
 
     @property
     def charge_sum(self) -> Tensor:
-        """Sum of q."""
+        """Net charge, sum q."""
 
     @property
     def charge_square(self) -> Tensor:
@@ -63,12 +63,12 @@ class AtomStatistics(Protocol):
 
     @property
     def nucleus(self) -> Tensor:
-        """Weighted mean position, `(M, h')`."""
+        """Mean of the positions weighted by mass, `(M, h')`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Atoms:
-    """Each sample read as an atom.
+    """A batch of samples, each read as an atom.
 
     Attributes:
         charge: token importance q in [-1, 1], `(M, N)`; 0 on padding.
@@ -77,7 +77,7 @@ class Atoms:
         radius: (1/N) sum (1 - m) |p - nucleus|, `(M,)`.
         protons: P = sum max(q, 0), `(M,)`.
         electrons: G = sum max(-q, 0), `(M,)`.
-        count: number of real tokens, `(M,)`, in the floating-point type of the rest.
+        count: number of real tokens, `(M,)`, in the same floating-point type as the rest.
     """
 
     charge: Tensor
@@ -112,22 +112,23 @@ def form_atoms(
     $$q_i = \tanh(Q(e_i)/2), \quad m_i = 1 - \max(-q_i, 0), \quad
       \mu = \tfrac1N \sum_i m_i p_i, \quad r = \tfrac1N \sum_i (1 - m_i) \lVert p_i - \mu \rVert$$
 
-    Half-precision latents are computed in float32; float64 stays float64.
+    Half-precision latents are converted to float32; float64 stays float64.
 
     Args:
         latent: the tokens, `(M, N, h)`.
         mask: True on real tokens, `(M, N)`. Padding has no influence and gets no gradient.
-        norm: 1 or 2, the norm of all distances.
-        charge: the feature that gives the raw score Q, or a callable `(M, N, h) -> (M, N)`.
-        position: a callable `(M, N, h) -> (M, N, h')`, or None for every feature that is not
-            the score (all of them when `charge` is a callable).
+        norm: the norm of all distances, 1 or 2.
+        charge: index of the feature used as the raw score Q, or a callable
+            `(M, N, h) -> (M, N)`.
+        position: a callable `(M, N, h) -> (M, N, h')`, or None for all features except the
+            score (all features if `charge` is a callable).
 
     Returns:
         The atoms.
 
     Raises:
         TypeError: the latent is not floating point, or the mask is not boolean.
-        ValueError: a shape, the norm or the feature index does not fit, or a sample has no
+        ValueError: a shape, the norm or the feature index is invalid, or a sample has no
             real token.
 
     Example:
@@ -168,7 +169,7 @@ def form_atoms(
 
 
 def atomic_distance(atoms: AtomStatistics, norm: Norm = 2) -> Tensor:
-    """Distances between nuclei, `(M, M)`, from exact differences.
+    """Distances between nuclei, `(M, M)`, computed from exact differences.
 
     Example:
         >>> latent = torch.tensor([[[9.0, 1.0]], [[9.0, 4.0]]])
@@ -189,24 +190,25 @@ def pair_energy(
 ) -> Tensor:
     r"""Coulomb energy of every pair of samples over all their tokens, `(M, M)`.
 
-    The paper's double sum over tokens takes only two distances a pair, so it is, exactly,
+    Each pair has only two distinct token distances, so the paper's double sum over tokens is
+    exactly
 
     $$E_{AB} = \frac{S_A S_B + (P_A G_B + G_A P_B)\,\rho}{d}, \qquad
       \rho = \frac{\tilde r}{d + \tilde r}, \quad \tilde r = \tfrac{r_A + r_B}{2}, \quad
       S = P - G.$$
 
     The distance is softened as in N-body codes, $d = \sqrt{d_{AB}^2 + \epsilon^2}$. The default
-    of 0.01 keeps 1/d within half a per cent for nuclei 0.1 apart (normalised layers give
-    distances near 1), and bounds the slope of a pair by 0.385/ε² = 3,850, inside float16's range.
+    of 0.01 changes 1/d by half a percent for nuclei 0.1 apart (normalised layers give distances
+    near 1) and limits the slope of 1/d to 0.385/ε² = 3,850, within the range of float16.
 
     Args:
-        atoms: the atoms, or anything with their per-sample statistics.
+        atoms: the atoms, or any object with their per-sample statistics.
         norm: 1 or 2.
-        softening: ε above; 0 gives the paper's formula, infinite where nuclei coincide.
-        scale: "mean" divides by the token counts of both samples, "sum" is the paper's sum.
+        softening: ε above; 0 gives the paper's formula, which is infinite where nuclei coincide.
+        scale: "mean" divides by the token counts of both samples; "sum" is the paper's sum.
 
     Returns:
-        The energies, symmetric, zero on the diagonal.
+        Symmetric energies, zero on the diagonal.
 
     Example:
         >>> latent = torch.tensor([[[9.0, 1.0]], [[9.0, 3.0]]])
@@ -234,8 +236,8 @@ def equilibrium_distance(atoms: AtomStatistics) -> Tensor:
 
     $$d^* = \frac{\tilde r}{\sqrt k - 1} \text{ for } k > 1, \qquad \infty \text{ for } k \le 1.$$
 
-    Where only opposite charges meet (c = 0 < c*) it is 0. Only samples of opposite net charge
-    have one: $c - c^* = (P_A - G_A)(P_B - G_B)$.
+    It is 0 where all charges are opposite (c = 0 < c*). Only samples of opposite net charge have
+    a finite one, because $c - c^* = (P_A - G_A)(P_B - G_B)$.
 
     Example:
         >>> latent = torch.tensor([[[9.0, 1.0], [-0.2, 2.0]], [[-9.0, 3.0], [0.2, 0.0]]])
@@ -250,7 +252,7 @@ def equilibrium_distance(atoms: AtomStatistics) -> Tensor:
     net = protons - electrons
     attraction = -net.unsqueeze(1) * net  # c* - c without cancellation
     attracts = attraction > 0
-    # r̃ / (sqrt(k) - 1) with both sides times sqrt(c) (sqrt(c*) + sqrt(c))
+    # r̃ / (sqrt(k) - 1), both sides multiplied by sqrt(c) (sqrt(c*) + sqrt(c))
     numerator = mean_radius * (alike + (alike * opposite).sqrt())
     return torch.where(attracts, numerator / attraction.where(attracts, 1), torch.inf)
 
@@ -278,16 +280,16 @@ def occupancy(atoms: AtomStatistics, scale: Scale = "mean") -> Tensor:
     return (excess * scale_unit(atoms.count, scale)).square()
 
 
-# The formulas above, in the pieces that the training path shares.
+# Parts of the formulas above that the training path shares.
 
 
 def coulomb(net: Tensor, opposite: Tensor, mean_radius: Tensor, distance: Tensor) -> Tensor:
-    """(net + opposite ρ) / d: equal to c/d - c*/(d + r̃), without its cancellation."""
+    """(net + opposite ρ) / d: equals c/d - c*/(d + r̃), without cancellation."""
     return (net + opposite * (mean_radius / (distance + mean_radius))) / distance
 
 
 def nuclear_distance(first: Tensor, second: Tensor, norm: Norm) -> Tensor:
-    """Norms of all differences of two sets of nuclei, never by a² + b² - 2ab."""
+    """Distances between two sets of nuclei; a² + b² - 2ab would lose the small ones."""
     return torch.cdist(first, second, p=float(norm), compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -299,12 +301,12 @@ def soften(distance: Tensor, softening: float) -> Tensor:
 
 
 def scale_unit(count: Tensor, scale: Scale) -> Tensor:
-    """What a sum over a sample's tokens is multiplied by."""
+    """Factor for a sum over a sample's tokens: 1/N in mean scale, 1 in sum scale."""
     return 1 / count if scale == "mean" else torch.ones_like(count)
 
 
 def widen(latent: Tensor) -> Tensor:
-    """Half precision to float32: sums over thousands of tokens do not survive in less."""
+    """Convert half precision to float32, which sums over thousands of tokens need."""
     return latent.float() if latent.dtype in (torch.float16, torch.bfloat16) else latent
 
 
@@ -318,15 +320,15 @@ def apply_maps(latent: Tensor, charge: ScoreMap, position: PositionMap) -> tuple
             scores = scores.squeeze(-1)
         if scores.shape != latent.shape[:2]:
             raise ValueError(
-                f"the charge map must give one score a token, shape {tuple(latent.shape[:2])}, "
-                f"but gave {tuple(scores.shape)}"
+                f"the charge map must return one score per token, shape {tuple(latent.shape[:2])}, "
+                f"but returned {tuple(scores.shape)}"
             )
     if position is not None:
         positions = position(latent)
         if positions.dim() != 3 or positions.shape[:2] != latent.shape[:2]:
             raise ValueError(
-                f"the position map must give one vector a token, shape "
-                f"({latent.shape[0]}, {latent.shape[1]}, h'), but gave {tuple(positions.shape)}"
+                f"the position map must return one vector per token, shape "
+                f"({latent.shape[0]}, {latent.shape[1]}, h'), but returned {tuple(positions.shape)}"
             )
     elif isinstance(charge, int):
         index = charge % latent.shape[-1]
