@@ -53,7 +53,7 @@ def test_an_evaluation_may_come_with_a_mask_of_earlier_tokens_too() -> None:
     latent = torch.zeros(2, 1, 6)
     layout = read.layout(latent)
     assert torch.equal(read.mask(layout, latent, training=False), mask[:, -1:].bool())
-    with pytest.raises(ValueError, match=r"layer 'mix': the mask has shape .* leaves masks out"):
+    with pytest.raises(ValueError, match=r"layer 'mix': the mask has shape .* to ignore masks"):
         read.mask(layout, latent)
 
 

@@ -69,9 +69,10 @@ class LayerReader:
         """The layout of a latent, resolved once per shape."""
         if torch.compiler.is_compiling():  # a graph must not depend on what changes between calls
             return self._resolve(latent)
-        if self.resolved is None or self.resolved[0] != latent.shape:
-            self.resolved = latent.shape, self._resolve(latent)
-        return self.resolved[1]
+        resolved = self.resolved  # another thread may replace it meanwhile
+        if resolved is None or resolved[0] != latent.shape:
+            self.resolved = resolved = latent.shape, self._resolve(latent)
+        return resolved[1]
 
     def _resolve(self, latent: Tensor) -> Layout:
         return resolve_layout(self.axes, self.skip, self.name, self.kind, latent, self.widths)
@@ -87,7 +88,7 @@ class LayerReader:
         try:
             return layout.flatten_mask(mask, latent)
         except (TypeError, ValueError) as error:
-            message = f"layer {self.name!r}: {error}; mask=False leaves masks out"
+            message = f"layer {self.name!r}: {error}; pass mask=False to ignore masks"
             raise type(error)(message) from None
 
     def remove(self) -> None:
