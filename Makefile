@@ -1,21 +1,24 @@
 # Two commands are all a newcomer needs: `make demo` and `make test`.
-# Each makes its own virtual environment from pinned versions; nothing outside this folder changes.
+# Each creates its own virtual environment from pinned versions; nothing outside this folder changes.
 
 PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
 RUN := $(VENV)/bin
 
-.PHONY: demo test lint docs docs-serve bench test-oldest lock clean help
+.PHONY: demo test test-fast lint docs docs-serve bench test-oldest lock clean help
 
-help:  ## What can be made
+help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: $(VENV)/ready  ## Train the paper's Gaussian mixtures, ten paired seeds; figures in demo/
 	$(RUN)/python -m atomsep.cli.demo --out demo
 
 test: $(VENV)/ready lint  ## Format, lint, types, tests, doctests
-	$(RUN)/python -m pytest
+	$(RUN)/python -m pytest -n auto --dist worksteal
+
+test-fast: $(VENV)/ready  ## The tests without the slow ones, for the inner loop: two minutes
+	$(RUN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 lint: $(VENV)/ready  ## Format check, lint, type check
 	$(RUN)/ruff format --check .
@@ -28,11 +31,11 @@ docs: $(VENV)/ready  ## Build the documentation into site/, warnings are errors
 docs-serve: $(VENV)/ready  ## Serve the documentation on this machine
 	$(RUN)/mkdocs serve
 
-bench: $(VENV)/ready  ## Speed and memory against named alternatives
+bench: $(VENV)/ready  ## Measure speed and memory against named alternatives
 	$(RUN)/python -m benchmarks.cpu
 
 test-oldest: $(OLDEST)/ready  ## The tests on the oldest supported dependencies
-	$(OLDEST)/bin/python -m pytest -W "ignore::DeprecationWarning"  # of old libraries on newer ones
+	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal -W "ignore::DeprecationWarning"  # of old libraries on newer ones
 
 $(VENV)/ready: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "atomsep needs Python 3.10 or newer; pass one with make PYTHON=...")'
@@ -50,9 +53,9 @@ $(OLDEST)/ready: requirements-oldest.lock pyproject.toml | $(VENV)/ready
 
 LOCK := $(RUN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.10 --no-annotate --no-header --quiet
 
-lock: $(VENV)/ready  ## Resolve both lock files anew (they record names and versions, no addresses)
+lock: $(VENV)/ready  ## Update both lock files (they record names and versions, no addresses)
 	$(LOCK) --group dev --upgrade --output-file requirements.lock
 	$(LOCK) --group test --resolution lowest-direct --upgrade --output-file requirements-oldest.lock
 
-clean:  ## Remove what the other targets made
+clean:  ## Remove what the other targets created
 	rm -rf $(VENV) $(OLDEST) site demo dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
