@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from atomsep.cli.arguments import chosen_methods, chosen_seeds
-from atomsep.cli.commands import main
+from atomsep.cli.main import main
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.registry import EXPERIMENTS
 from atomsep.experiments.runs import find_results
@@ -46,15 +46,12 @@ def test_train_prints_the_ratio_the_metric_and_the_folder(
     assert "runs/synthetic-tiny/atom-" in out
 
     assert call("train", "synthetic", "--tiny", "--method", "atom", "--seed", "3") == 0
-    assert (
-        "This run is finished; to train it anew, for instance on changed data, remove"
-        in capsys.readouterr().out
-    )
+    assert "This run is finished. To train it again, remove runs/" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("weight", "hint"),
-    [("1000", "much, and the task may not be learned"), ("0.00001", "little, and may change")],
+    [("1000", "large, and the model may not learn the task"), ("0.00001", "small, and may have no")],
 )
 def test_an_odd_ratio_gets_a_hint(
     capsys: pytest.CaptureFixture[str], weight: str, hint: str
@@ -74,12 +71,12 @@ def test_an_odd_ratio_gets_a_hint(
         ("sweep synthetic --methods plain,atm", "there is no method 'atm'; did you mean 'atom'?"),
         (
             "sweep synthetic --seeds few",
-            "seeds must be how many there are, or the seeds",
+            "seeds must be a number of seeds, or the seeds",
         ),
-        ("sweep synthetic --search --seeds 101,", "keep --search-seeds apart from --seeds"),
+        ("sweep synthetic --search --seeds 101,", "seed 101 is in both --seeds and --search-seeds"),
         ("table nowhere", "there is no folder nowhere; train something first"),
         ("table . --format html", "there is no format 'html'"),
-        ("table .", "no run under . is finished"),
+        ("table .", "there is no finished run under ."),
         ("list synthetc", "did you mean 'synthetic'?"),
     ],
 )
@@ -164,7 +161,7 @@ def test_search_goes_by_held_out_samples(capfd: pytest.CaptureFixture[str], tmp_
 
 
 def test_interrupted_it_exits_with_130_and_goes_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "atomsep.cli.commands", "train", "synthetic", "--tiny"]
+    command = [sys.executable, "-m", "atomsep", "train", "synthetic", "--tiny"]
     command += ["--set", "epochs=3000", "--checkpoint-seconds", "1000"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -174,7 +171,7 @@ def test_interrupted_it_exits_with_130_and_goes_on(tmp_path: Path) -> None:
                 break
         rest = process.stdout.read()
         assert process.wait() == 130
-    assert "Stopped. The same command goes on from the checkpoint in" in rest
+    assert "Stopped. The same command continues from the checkpoint in" in rest
     [checkpoint] = (tmp_path / "runs").rglob("checkpoint.pt")
     assert checkpoint.stat().st_size > 0
 
@@ -188,7 +185,7 @@ def test_two_processes_train_the_model_that_one_trains(
     command = [
         sys.executable,
         "-m",
-        "atomsep.cli.commands",
+        "atomsep",
         *train,
         "--out",
         "two",

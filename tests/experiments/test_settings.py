@@ -37,7 +37,7 @@ def test_options_of_the_method_keep_their_kind() -> None:
     [
         ("epoch=3", "there is no setting 'epoch'; did you mean 'epochs'?"),
         ("epochs", "'epochs' sets nothing; write key=value"),
-        ("method=vq", "'method=vq' sets no method; choose one with --method"),
+        ("method=vq", "'method=vq' is not a setting; choose a method with --method"),
         ("epochs=three", "epochs must be a whole number, not 'three'"),
         ("epochs=0", "epochs must be at least 1, not 0"),
         ("learning_rate=fast", "learning_rate must be a number, not 'fast'"),

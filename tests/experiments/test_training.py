@@ -20,7 +20,7 @@ from torch import Tensor
 
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.machine import Machine, make_fabric
-from atomsep.experiments.progress import Silent
+from atomsep.experiments.progress import Listener
 from atomsep.experiments.registry import find_experiment, run_key
 from atomsep.experiments.runs import Run, RunKey
 from atomsep.experiments.task import Context, Task
@@ -48,7 +48,7 @@ def without_times(line: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in line.items() if name != "seconds"}
 
 
-class StopAt(Silent):
+class StopAt(Listener):
     """Ends the run by an exception when so many steps are done, as a crash would."""
 
     def __init__(self, epoch: int) -> None:
@@ -198,7 +198,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     folder = key.folder(tmp_path)
     folder.mkdir(parents=True)
     (folder / "checkpoint.pt").write_bytes(b"PK\x03\x04 half of one")
-    with pytest.raises(ExperimentError, match="checkpoint.pt is damaged .* remove it, and the run"):
+    with pytest.raises(ExperimentError, match="checkpoint.pt cannot be used .* remove it to start the run over"):
         run(key, tmp_path)
 
 
@@ -242,7 +242,7 @@ def test_interrupted_it_stops_between_steps_with_a_checkpoint(tmp_path: Path) ->
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(StoppedError, match="it goes on from there"):
+    with pytest.raises(StoppedError, match="stopped in epoch .* with a checkpoint"):
         run(key, tmp_path, checkpoint_seconds=1000)
     thread.join()
     state = Run(key.folder(tmp_path)).load_checkpoint(torch.device("cpu"))
@@ -325,7 +325,7 @@ def test_a_device_that_does_not_exist_is_named() -> None:
 
 
 def test_a_batch_without_two_samples_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ExperimentError, match="a batch of 1 holds fewer than two"):
+    with pytest.raises(ExperimentError, match="a batch of 1 gives each process fewer than two"):
         run(tiny("plain", 0, "batch=1"), tmp_path)
 
 
@@ -351,7 +351,7 @@ class ShortTask(Task):
 
 def test_an_epoch_with_too_few_batches_is_an_error(tmp_path: Path) -> None:
     experiment = replace(SYNTHETIC, build=ShortTask)
-    with pytest.raises(ExperimentError, match="gave 2 batches, but 3 were promised"):
+    with pytest.raises(ExperimentError, match="had 2 batches, not 3 as announced"):
         train(experiment, tiny(), tmp_path, Machine(tensorboard=False))
 
 
@@ -370,6 +370,6 @@ def test_a_full_disk_leaves_no_half_file_and_says_what_to_do(tmp_path: Path) -> 
     process = start(train_on_a_full_disk, tiny(), tmp_path, said)
     process.join()
     assert "checkpoint.pt cannot be written" in said.read_text()
-    assert "free some space and give the same command again" in said.read_text()
+    assert "free some space and repeat the command" in said.read_text()
     folder = tiny().folder(tmp_path)
     assert {path.name for path in folder.iterdir()} == {".lock", "config.json", "metrics.jsonl"}

@@ -7,15 +7,19 @@ from collections.abc import Iterable
 
 
 class ExperimentError(Exception):
-    """A run cannot start or go on; the message says why, and what to do."""
+    """A run cannot start or continue; the message says why, and what to do."""
+
+
+class StoppedError(Exception):
+    """A run was asked to stop, and can continue from its checkpoint."""
 
 
 MOST = 24
-"""Names that a message lists."""
+"""Names that a message lists at most."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> ExperimentError:
-    """The error for a name that nothing has, with the nearest that something has.
+    """The error for an unknown name, with the closest known one.
 
     Example:
         >>> print(unknown("method", "atm", ["atom", "plain"], "for synthetic"))
