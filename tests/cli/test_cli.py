@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,7 +53,10 @@ def test_train_prints_the_ratio_the_metric_and_the_folder(
 
 @pytest.mark.parametrize(
     ("weight", "hint"),
-    [("1000", "large, and the model may not learn the task"), ("0.00001", "small, and may have no")],
+    [
+        ("1000", "large, and the model may not learn the task"),
+        ("0.00001", "small, and may have no"),
+    ],
 )
 def test_an_odd_ratio_gets_a_hint(
     capsys: pytest.CaptureFixture[str], weight: str, hint: str
@@ -78,6 +83,11 @@ def test_an_odd_ratio_gets_a_hint(
         ("table . --format html", "there is no format 'html'"),
         ("table .", "there is no finished run under ."),
         ("list synthetc", "did you mean 'synthetic'?"),
+        ("train synthetic --set batch=9999999999999999999999", "batch must be at most 2147483647"),
+        ("train synthetic --seed 99999999999999999999", "a seed must lie between 0 and 92233720"),
+        ("sweep synthetic --seeds 999999999999", "is more than 10000 seeds; choose fewer"),
+        ("sweep synthetic --seeds 5-99999999999999999999", "is more than 10000 seeds"),
+        ("train own-images --set folder=json:decoder", "folder=json:decoder must be a function"),
     ],
 )
 def test_errors_are_sentences(
@@ -95,9 +105,50 @@ def test_a_traceback_comes_with_debug(capsys: pytest.CaptureFixture[str]) -> Non
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_wrong_usage_has_an_exit_code_of_its_own() -> None:
-    assert call("train") == 2
-    assert call("train", "synthetic", "--seed", "-1") == 2
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("train", "atomsep: Missing argument"),
+        ("train synthetic --seed -1", "Invalid value for '--seed'"),
+        ("train synthetic --devices 999999999", "Invalid value for '--devices'"),
+        ("sweep synthetic --jobs 0", "Invalid value for '--jobs'"),
+        ("tarin synthetic", "No such command 'tarin'. Did you mean 'train'?\nSee: atomsep --help"),
+    ],
+)
+def test_wrong_usage_has_an_exit_code_of_its_own(
+    capsys: pytest.CaptureFixture[str], arguments: str, message: str
+) -> None:
+    assert call(*arguments.split()) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_arguments_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call() == 0
+    assert "Start with atomsep list" in capsys.readouterr().out
+
+
+def test_memory_that_runs_out_is_said(tmp_path: Path) -> None:
+    """A real limit: the samples of the largest number that a setting takes need 43 GB."""
+    limit = 16 << 30
+    command = [sys.executable, "-m", "atomsep", "train", "synthetic", "--tiny"]
+    done = subprocess.run(
+        [*command, "--set", "train_samples=2147483647"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("atomsep: memory ran out (")
+    assert done.stderr.endswith("; try a smaller batch, fewer samples or a smaller model\n")
+
+
+def test_a_bug_keeps_its_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(EXPERIMENTS, "broken", replace(EXPERIMENTS["synthetic"], settings=None))
+    assert call("list", "broken") == 1
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_list_shows_every_experiment_method_and_setting(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import threading
 import time
@@ -198,8 +197,53 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     folder = key.folder(tmp_path)
     folder.mkdir(parents=True)
     (folder / "checkpoint.pt").write_bytes(b"PK\x03\x04 half of one")
-    with pytest.raises(ExperimentError, match="checkpoint.pt cannot be used .* remove it to start the run over"):
+    with pytest.raises(
+        ExperimentError, match="checkpoint.pt cannot be used .* remove it to start the run over"
+    ):
         run(key, tmp_path)
+
+
+def spoil_nothing(state: dict[str, Any]) -> None:
+    """The checkpoint as it was written."""
+
+
+def spoil_a_part(state: dict[str, Any]) -> None:
+    del state["parts"]["optimiser"]
+
+
+def spoil_a_shape(state: dict[str, Any]) -> None:
+    state["parts"]["model"]["head.weight"] = torch.zeros(3)
+
+
+def spoil_the_lines(state: dict[str, Any]) -> None:
+    state["lines"] = []
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        *(spoil_nothing, spoil_a_part, spoil_a_shape, spoil_the_lines),
+        *(lambda state: state.pop("meter"), lambda state: state.update(epoch="third")),
+        *(lambda state: state.update(parts=[]), lambda state: state.clear()),
+    ],
+)
+def test_a_checkpoint_that_lacks_something_is_named(tmp_path: Path, spoil: Any) -> None:
+    key = tiny("plain", 0, "evaluate_every=1")
+    machine = Machine(tensorboard=False, checkpoint_seconds=0)
+    with pytest.raises(MemoryError):
+        train(SYNTHETIC, key, tmp_path, machine, StopAt(2))
+    on_disk = Run(key.folder(tmp_path))
+    state = on_disk.load_checkpoint(torch.device("cpu"))
+    assert state is not None
+    spoil(state)
+    torch.save(state, on_disk.checkpoint)
+    if spoil is spoil_nothing:
+        assert run(key, tmp_path)["metrics"]
+        return
+    with pytest.raises(ExperimentError, match=r"checkpoint.pt cannot be used \(\w+Error"):
+        run(key, tmp_path)
+    on_disk.checkpoint.unlink()
+    assert run(key, tmp_path)["metrics"], "as the message says, it starts over"
 
 
 def train_with_checkpoints(key: RunKey, root: Path) -> None:
@@ -289,25 +333,6 @@ def test_tensorboard_gets_every_epoch_once(tmp_path: Path) -> None:
         assert sorted({event.step for event in events.Scalars(name)}) == [1, 2, 3]
 
 
-def hold_the_lock(folder: Path) -> None:
-    with Run(folder).locked():
-        (folder / "held").touch()
-        time.sleep(60)
-
-
-def test_two_processes_cannot_train_the_same_run(tmp_path: Path) -> None:
-    key = tiny()
-    folder = key.folder(tmp_path)
-    process = start(hold_the_lock, folder)
-    while not (folder / "held").exists():
-        time.sleep(0.01)
-    with pytest.raises(ExperimentError, match="another process is training in"):
-        run(key, tmp_path)
-    process.kill()
-    process.join()
-    assert run(key, tmp_path)["metrics"], "a killed process holds nothing"
-
-
 def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match="not a number in epoch 1; lower the learning rate"):
         run(tiny("plain", 0, "learning_rate=1e38"), tmp_path)
@@ -353,23 +378,3 @@ def test_an_epoch_with_too_few_batches_is_an_error(tmp_path: Path) -> None:
     experiment = replace(SYNTHETIC, build=ShortTask)
     with pytest.raises(ExperimentError, match="had 2 batches, not 3 as announced"):
         train(experiment, tiny(), tmp_path, Machine(tensorboard=False))
-
-
-def train_on_a_full_disk(key: RunKey, root: Path, said: Path) -> None:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2500, 2500))
-    try:
-        run(key, root, checkpoint_seconds=0)
-    except ExperimentError as error:
-        said.write_text(str(error))
-
-
-def test_a_full_disk_leaves_no_half_file_and_says_what_to_do(tmp_path: Path) -> None:
-    """A real limit on the size of files, as a full disk has."""
-    said = tmp_path / "said"
-    process = start(train_on_a_full_disk, tiny(), tmp_path, said)
-    process.join()
-    assert "checkpoint.pt cannot be written" in said.read_text()
-    assert "free some space and repeat the command" in said.read_text()
-    folder = tiny().folder(tmp_path)
-    assert {path.name for path in folder.iterdir()} == {".lock", "config.json", "metrics.jsonl"}

@@ -39,7 +39,8 @@ def commit() -> str | None:
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(here), *arguments]
+        # Without locks, so that a run never gets in the way of the user's own git.
+        command = ["git", "--no-optional-locks", "-C", str(here), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:

@@ -231,7 +231,9 @@ def test_a_damaged_image_stops_the_run_by_its_name(
     machine = Machine(device="cpu", tensorboard=False, workers=workers)
     with pytest.raises(ExperimentError) as caught:
         train(OWN_IMAGES, key, tmp_path / "runs", machine)
-    assert re.search(r"[ab]/[73]\.png \(.*\) cannot be read; repair or remove it", str(caught.value))
+    assert re.search(
+        r"[ab]/[73]\.png \(.*\) cannot be read; repair or remove it", str(caught.value)
+    )
     assert "\n" not in str(caught.value)
     assert "unreadable=skip" in str(caught.value)
 
@@ -272,8 +274,16 @@ def test_other_layouts_are_refused(make: dict[str, int], message: str, tmp_path:
 @pytest.mark.parametrize(
     ("experiment", "read", "message"),
     [
-        (PETS, read_pets, "there is no folder {data}/oxford-iiit-pet; fetch OxfordIIITPet with --download"),
-        (FLOWERS, read_flowers, "there is no folder {data}/flowers-102; fetch Flowers102 with --download"),
+        (
+            PETS,
+            read_pets,
+            "there is no folder {data}/oxford-iiit-pet; fetch OxfordIIITPet with --download",
+        ),
+        (
+            FLOWERS,
+            read_flowers,
+            "there is no folder {data}/flowers-102; fetch Flowers102 with --download",
+        ),
         (IMAGENET, read_imagenet, "there is no folder {data}/imagenet; put ImageNet there"),
         (OWN_IMAGES, read_own_images, "name the folder of the images with --set folder=FOLDER"),
     ],

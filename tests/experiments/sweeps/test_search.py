@@ -107,7 +107,10 @@ def test_a_trial_with_a_failed_seed_is_not_chosen(judged: Any, tmp_path: Path) -
     ("options", "sentence"),
     [
         ({"assignments": ["weight=1"]}, "--search chooses the weight"),
-        ({"seeds": [5, 100], "reported": range(10)}, "seed 5 is in both --seeds and --search-seeds"),
+        (
+            {"seeds": [5, 100], "reported": range(10)},
+            "seed 5 is in both --seeds and --search-seeds",
+        ),
     ],
 )
 def test_bad_requests_get_a_sentence(

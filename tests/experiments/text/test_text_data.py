@@ -299,7 +299,10 @@ def test_poem_is_downloaded(
 def test_a_broken_download_leaves_nothing(server: tuple[str, Path], tmp_path: Path) -> None:
     url, served = server
     (served / "broken.tsv").write_text("0123456789")
-    for name, reason in (("broken.tsv", "only 5 of 10 bytes arrived"), ("none.tsv", "HTTP Error 404")):
+    for name, reason in (
+        ("broken.tsv", "only 5 of 10 bytes arrived"),
+        ("none.tsv", "HTTP Error 404"),
+    ):
         with pytest.raises(ExperimentError) as caught:
             fetch(url + name, tmp_path / "new" / name)
         assert reason in str(caught.value)
