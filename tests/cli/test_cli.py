@@ -211,7 +211,7 @@ def test_search_goes_by_held_out_samples(capfd: pytest.CaptureFixture[str], tmp_
     assert "Search" in capfd.readouterr().out
 
 
-def test_interrupted_it_exits_with_130_and_goes_on(tmp_path: Path) -> None:
+def test_interrupted_it_exits_with_130_and_continues(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "atomsep", "train", "synthetic", "--tiny"]
     command += ["--set", "epochs=3000", "--checkpoint-seconds", "1000"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:

@@ -104,7 +104,7 @@ def test_the_second_view_leaves_the_first_as_it_is() -> None:
         assert torch.equal(b.inputs.floor(), b.second.floor())
 
 
-def test_a_sample_is_augmented_anew_in_every_epoch() -> None:
+def test_a_sample_is_augmented_differently_in_every_epoch() -> None:
     source = feed(Numbers(8), batch=8)
     by_epoch = [dict(zip(*_floors(next(iter(source.batches(e)))), strict=True)) for e in (0, 1)]
     assert all(by_epoch[0][index] != by_epoch[1][index] for index in range(8))

@@ -50,7 +50,7 @@ def test_options_of_the_method_keep_their_kind() -> None:
         ("batch=9999999999999999999999", "batch must be at most 2147483647, not 99999999999999"),
         ("batch=" + "9" * 400, "batch must be at most 2147483647, not 99999999999999"),
         ("share=1.5", "share must be at most 1, not 1.5"),
-        ("colours=2", "there is no choice '2' for colours. There are: 1, 3"),
+        ("colours=2", "there is no choice '2' for colours. Available: 1, 3"),
         ("decay=perhaps", "decay must be true or false, not 'perhaps'"),
         ("precision=32-tru", "no choice '32-tru' for precision; did you mean '32-true'?"),
     ],

@@ -1,4 +1,4 @@
-"""The loop: what it writes, how it goes on, what it refuses."""
+"""The loop: what it writes, how it continues, what it refuses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from atomsep.experiments.training import StoppedError, train
 
 SYNTHETIC = find_experiment("synthetic")
 SAMPLED = ("method.pairs=sampled", "method.tokens=3")
-"""Makes atom modeling draw random numbers of its own, the hardest case for going on."""
+"""Makes atom modeling draw random numbers of its own, the hardest case for continuing."""
 
 
 def tiny(method: str = "plain", seed: int = 0, *settings: str) -> RunKey:
@@ -160,7 +160,7 @@ def test_methods_differ_by_their_loss_alone(
 
 
 @pytest.mark.parametrize("method", ["atom", "simclr"])
-def test_a_crashed_run_goes_on_and_ends_bit_for_bit_as_an_unbroken_one(
+def test_a_crashed_run_continues_and_ends_bit_for_bit_as_an_unbroken_one(
     tmp_path: Path, method: str
 ) -> None:
     options = ("epochs=4", "evaluate_every=1", *(SAMPLED if method == "atom" else ()))
@@ -179,7 +179,7 @@ def test_a_crashed_run_goes_on_and_ends_bit_for_bit_as_an_unbroken_one(
 
 
 @pytest.mark.parametrize(("name", "method"), [("pets", "simclr"), ("cola", "mixcse")])
-def test_images_and_text_go_on_bit_for_bit(tmp_path: Path, name: str, method: str) -> None:
+def test_images_and_text_continue_bit_for_bit(tmp_path: Path, name: str, method: str) -> None:
     experiment = find_experiment(name)
     key = run_key(experiment, method, 0, ("evaluate_every=1",), tiny=True)
     machine = Machine(tensorboard=False, workers=1, checkpoint_seconds=0)

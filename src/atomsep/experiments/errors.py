@@ -23,11 +23,11 @@ def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> Expe
 
     Example:
         >>> print(unknown("method", "atm", ["atom", "plain"], "for synthetic"))
-        there is no method 'atm' for synthetic; did you mean 'atom'? There are: atom, plain
+        there is no method 'atm' for synthetic; did you mean 'atom'? Available: atom, plain
     """
     names = list(known)
     near = difflib.get_close_matches(name, names, 1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     listed = ", ".join(names[:MOST]) + (" and others" if len(names) > MOST else "")
-    there = f" There are: {listed}" if names else ""
-    return ExperimentError(f"there is no {kind} {name!r}{where and ' '}{where}{hint}{there}")
+    available = f" Available: {listed}" if names else ""
+    return ExperimentError(f"there is no {kind} {name!r}{where and ' '}{where}{hint}{available}")

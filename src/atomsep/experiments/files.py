@@ -68,7 +68,7 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def _hidden_os_error(error: BaseException) -> BaseException:
-    """The file's error, which torch's writer covers with one of its own."""
+    """The error of the file, which torch's writer replaces by its own."""
     below: BaseException | None = error
     while below is not None and not isinstance(below, OSError):
         below = below.__context__

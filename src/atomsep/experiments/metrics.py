@@ -69,6 +69,6 @@ class F1InTruth(Metric):
 
     def compute(self) -> Tensor:
         """The mean so far."""
-        true, said = self.confusion.sum(1), self.confusion.sum(0)
-        f1 = 2 * self.confusion.diagonal() / (true + said).clamp(min=1)
+        true, predicted = self.confusion.sum(1), self.confusion.sum(0)
+        f1 = 2 * self.confusion.diagonal() / (true + predicted).clamp(min=1)
         return f1[true > 0].mean()

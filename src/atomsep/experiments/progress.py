@@ -1,4 +1,4 @@
-"""How a run is followed: who is told, what is averaged, and how it is asked to stop."""
+"""The progress of a run: who receives it, how losses are averaged, and how it is stopped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Listener:
-    """Is told how a run proceeds, and does nothing about it; subclasses do."""
+    """Receives the progress of a run. This base class ignores it."""
 
     def started(self, key: RunKey, done: int, total: int) -> None:
         """Training starts or continues, with `done` of `total` steps done."""

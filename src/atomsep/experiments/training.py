@@ -49,7 +49,7 @@ def train(
         key: method, seed and settings.
         root: the folder of all runs.
         machine: where to run.
-        listener: is told how the run proceeds.
+        listener: receives the progress.
 
     Returns:
         The result, as in `result.json`.
@@ -70,7 +70,7 @@ def train(
         torch.random.fork_rng(devices=devices),
         _same_threads(),
     ):
-        # Another process may have finished the run before this one had the lock.
+        # Another process may have finished the run before this one got the lock.
         result = fabric.broadcast(run.read_result() if fabric.is_global_zero else None)
         if result is not None:
             return result

@@ -185,7 +185,7 @@ def test_vq_puts_codes_in_the_layers_place_and_learns_them() -> None:
 
 
 @pytest.mark.parametrize("method", ["atom", "vq"])
-def test_a_crashed_run_goes_on_as_if_nothing_had_happened(
+def test_a_crashed_run_continues_as_if_nothing_had_happened(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = tiny(MNIST, method, 0, "train_samples=128", "evaluate_every=1")

@@ -137,7 +137,7 @@ def test_cores_and_gpus_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_real_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One is killed in a trial, the next goes on and is stopped in another: nothing is lost."""
+    """One is killed in a trial, the next is stopped in another: nothing is lost."""
     killed, bad, short = (
         trial("atom", 0, "epochs=30"),
         trial("atom", 2, "layer=x"),
