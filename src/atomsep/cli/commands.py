@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -30,7 +30,16 @@ from atomsep.cli.arguments import (
     chosen_seeds,
     default_workers,
 )
-from atomsep.cli.display import SweepDisplay, TrainingDisplay, make_console, say, search_table
+from atomsep.cli.display import (
+    FORMATS,
+    SweepDisplay,
+    TrainingDisplay,
+    make_console,
+    print_tables,
+    say,
+    search_table,
+    write_tables,
+)
 from atomsep.cli.main import FAILED, STOPPED
 from atomsep.experiments.entry_points import import_extensions
 from atomsep.experiments.errors import ExperimentError, StoppedError, unknown
@@ -279,31 +288,6 @@ def table(
         print_tables(results, format)
     else:
         write_tables(results, out)
-
-
-FORMATS = {"markdown": ".md", "latex": ".tex", "csv": ".csv"}
-"""Formats of tables, and the endings of their files."""
-
-
-def write_tables(results: list[dict[str, Any]], folder: Path) -> None:
-    """Write each table of results to one file per format."""
-    from atomsep.experiments.files import write_text, writing
-    from atomsep.report.tables import build_tables
-
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    for each in build_tables(results):
-        for format, ending in FORMATS.items():
-            write_text(folder / f"{each.name}{ending}", getattr(each, format)())
-        say(make_console(), f"{each.title}: {folder / each.name}.md, .tex, .csv")
-
-
-def print_tables(results: list[dict[str, Any]], format: str) -> None:
-    """Print the tables of results as text."""
-    from atomsep.report.tables import build_tables
-
-    texts = [getattr(each, format)().rstrip() for each in build_tables(results)]
-    say(make_console(), "\n\n".join(texts))
 
 
 @app.command("list")
