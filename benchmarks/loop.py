@@ -18,7 +18,7 @@ from torch import nn
 from atomsep.experiments.classification import Classification
 from atomsep.experiments.loading import TensorFeed
 from atomsep.experiments.machine import Machine, make_fabric
-from atomsep.experiments.progress import Silent, interruptible
+from atomsep.experiments.progress import Listener, interruptible
 from atomsep.experiments.runs import Run, RunKey
 from atomsep.experiments.settings import Settings
 from atomsep.experiments.task import Context
@@ -58,7 +58,7 @@ def compare(name: str, images: int, size: int, batch: int, repeats: int) -> dict
     task = Classification(context, *build(), feed, lambda: iter(()), dict)
     with tempfile.TemporaryDirectory() as folder, interruptible() as stop:
         key = RunKey("benchmark", "plain", 0, settings)
-        loop = Loop(task, key, Run(Path(folder)), fabric, machine, Silent(), {})
+        loop = Loop(task, key, Run(Path(folder)), fabric, machine, Listener(), {})
         loop.saved = 1e18
 
         def whole_epoch() -> None:

@@ -1,5 +1,5 @@
 """`python -m atomsep` is the command line."""
 
-from atomsep.cli.commands import main
+from atomsep.cli.main import main
 
 main()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from atomsep.cli.arguments import chosen_methods, chosen_seeds
-from atomsep.cli.commands import main
+from atomsep.cli.main import main
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.registry import EXPERIMENTS
 from atomsep.experiments.runs import find_results
@@ -46,15 +48,15 @@ def test_train_prints_the_ratio_the_metric_and_the_folder(
     assert "runs/synthetic-tiny/atom-" in out
 
     assert call("train", "synthetic", "--tiny", "--method", "atom", "--seed", "3") == 0
-    assert (
-        "This run is finished; to train it anew, for instance on changed data, remove"
-        in capsys.readouterr().out
-    )
+    assert "This run is finished. To train it again, remove runs/" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("weight", "hint"),
-    [("1000", "much, and the task may not be learned"), ("0.00001", "little, and may change")],
+    [
+        ("1000", "large, and the model may not learn the task"),
+        ("0.00001", "small, and may have no"),
+    ],
 )
 def test_an_odd_ratio_gets_a_hint(
     capsys: pytest.CaptureFixture[str], weight: str, hint: str
@@ -74,13 +76,18 @@ def test_an_odd_ratio_gets_a_hint(
         ("sweep synthetic --methods plain,atm", "there is no method 'atm'; did you mean 'atom'?"),
         (
             "sweep synthetic --seeds few",
-            "seeds must be how many there are, or the seeds",
+            "seeds must be a number of seeds, or the seeds",
         ),
-        ("sweep synthetic --search --seeds 101,", "keep --search-seeds apart from --seeds"),
+        ("sweep synthetic --search --seeds 101,", "seed 101 is in both --seeds and --search-seeds"),
         ("table nowhere", "there is no folder nowhere; train something first"),
         ("table . --format html", "there is no format 'html'"),
-        ("table .", "no run under . is finished"),
+        ("table .", "there is no finished run under ."),
         ("list synthetc", "did you mean 'synthetic'?"),
+        ("train synthetic --set batch=9999999999999999999999", "batch must be at most 2147483647"),
+        ("train synthetic --seed 99999999999999999999", "a seed must lie between 0 and 92233720"),
+        ("sweep synthetic --seeds 999999999999", "is more than 10000 seeds; choose fewer"),
+        ("sweep synthetic --seeds 5-99999999999999999999", "is more than 10000 seeds"),
+        ("train own-images --set folder=json:decoder", "folder=json:decoder must be a function"),
     ],
 )
 def test_errors_are_sentences(
@@ -98,9 +105,50 @@ def test_a_traceback_comes_with_debug(capsys: pytest.CaptureFixture[str]) -> Non
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_wrong_usage_has_an_exit_code_of_its_own() -> None:
-    assert call("train") == 2
-    assert call("train", "synthetic", "--seed", "-1") == 2
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("train", "atomsep: Missing argument"),
+        ("train synthetic --seed -1", "Invalid value for '--seed'"),
+        ("train synthetic --devices 999999999", "Invalid value for '--devices'"),
+        ("sweep synthetic --jobs 0", "Invalid value for '--jobs'"),
+        ("tarin synthetic", "No such command 'tarin'. Did you mean 'train'?\nSee: atomsep --help"),
+    ],
+)
+def test_wrong_usage_has_an_exit_code_of_its_own(
+    capsys: pytest.CaptureFixture[str], arguments: str, message: str
+) -> None:
+    assert call(*arguments.split()) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_arguments_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call() == 0
+    assert "Start with atomsep list" in capsys.readouterr().out
+
+
+def test_memory_that_runs_out_is_said(tmp_path: Path) -> None:
+    """A real limit: the samples of the largest number that a setting takes need 43 GB."""
+    limit = 16 << 30
+    command = [sys.executable, "-m", "atomsep", "train", "synthetic", "--tiny"]
+    done = subprocess.run(
+        [*command, "--set", "train_samples=2147483647"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("atomsep: memory ran out (")
+    assert done.stderr.endswith("; try a smaller batch, fewer samples or a smaller model\n")
+
+
+def test_a_bug_keeps_its_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(EXPERIMENTS, "broken", replace(EXPERIMENTS["synthetic"], settings=None))
+    assert call("list", "broken") == 1
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_list_shows_every_experiment_method_and_setting(
@@ -163,8 +211,8 @@ def test_search_goes_by_held_out_samples(capfd: pytest.CaptureFixture[str], tmp_
     assert "Search" in capfd.readouterr().out
 
 
-def test_interrupted_it_exits_with_130_and_goes_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "atomsep.cli.commands", "train", "synthetic", "--tiny"]
+def test_interrupted_it_exits_with_130_and_continues(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "atomsep", "train", "synthetic", "--tiny"]
     command += ["--set", "epochs=3000", "--checkpoint-seconds", "1000"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -174,7 +222,7 @@ def test_interrupted_it_exits_with_130_and_goes_on(tmp_path: Path) -> None:
                 break
         rest = process.stdout.read()
         assert process.wait() == 130
-    assert "Stopped. The same command goes on from the checkpoint in" in rest
+    assert "Stopped. The same command continues from the checkpoint in" in rest
     [checkpoint] = (tmp_path / "runs").rglob("checkpoint.pt")
     assert checkpoint.stat().st_size > 0
 
@@ -188,7 +236,7 @@ def test_two_processes_train_the_model_that_one_trains(
     command = [
         sys.executable,
         "-m",
-        "atomsep.cli.commands",
+        "atomsep",
         *train,
         "--out",
         "two",

@@ -53,7 +53,7 @@ def test_a_second_call_trains_nothing(
     monkeypatch.setattr("atomsep.experiments.sweeps.sweep.WorkerProcess", None)
     assert demo.main(["--out", str(finished), "--tiny", "--seeds", "3"]) == 0
     printed = capsys.readouterr().out
-    assert "27 runs of 27 were finished before" in printed
+    assert "27 of 27 runs were finished before" in printed
     assert "best possible (Bayes)" in printed
     assert "95.96" in printed
     lines = [line for line in printed.splitlines() if "atom modeling" in line]
@@ -82,19 +82,19 @@ def test_stopped_and_failed_runs_are_said(
 
     monkeypatch.setattr(demo, "run_sweep", failed)
     assert demo.main(command) == 1
-    assert "plain, seed 0 failed: no (all of it in log.txt)" in capsys.readouterr().out
+    assert "plain, seed 0 failed: no (details in log.txt)" in capsys.readouterr().out
 
     def refused(*_: Any) -> SweepReport:
         raise ExperimentError("the disk is full")
 
     monkeypatch.setattr(demo, "run_sweep", refused)
     assert demo.main(command) == 1
-    assert "The demo cannot go on: the disk is full" in capsys.readouterr().err
+    assert "The demo cannot continue: the disk is full" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["0", "two", "-1", "1.5"])
+@pytest.mark.parametrize("text", ["0", "two", "-1", "1.5", "999999999999"])
 def test_bad_arguments_get_a_sentence(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         demo.main(["--seeds", text])
     assert exit_.value.code == 2
-    assert f"must be a whole number from 1 on, not '{text}'" in capsys.readouterr().err
+    assert f"must be a whole number from 1 to 10000, not '{text}'" in capsys.readouterr().err

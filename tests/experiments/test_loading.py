@@ -104,7 +104,7 @@ def test_the_second_view_leaves_the_first_as_it_is() -> None:
         assert torch.equal(b.inputs.floor(), b.second.floor())
 
 
-def test_a_sample_is_augmented_anew_in_every_epoch() -> None:
+def test_a_sample_is_augmented_differently_in_every_epoch() -> None:
     source = feed(Numbers(8), batch=8)
     by_epoch = [dict(zip(*_floors(next(iter(source.batches(e)))), strict=True)) for e in (0, 1)]
     assert all(by_epoch[0][index] != by_epoch[1][index] for index in range(8))
@@ -130,8 +130,8 @@ def test_a_sample_that_cannot_be_read_stops_with_its_name(workers: int) -> None:
     with pytest.raises(UnreadableSampleError) as error:
         list(feed(Numbers(8, broken=[3]), workers=workers).batches(0))
     assert str(error.value) == (
-        "number-3.png (image file is truncated) cannot be read; mend or remove it, or leave such "
-        "samples out with --set unreadable=skip"
+        "number-3.png (image file is truncated) cannot be read; repair or remove it, or leave out "
+        "such samples with --set unreadable=skip"
     )
 
 
@@ -143,7 +143,7 @@ def test_a_sample_that_cannot_be_read_can_be_left_out_and_is_named() -> None:
 
 
 def test_a_whole_batch_that_cannot_be_read_is_an_error() -> None:
-    with pytest.raises(UnreadableSampleError, match="no sample of a whole batch can be read"):
+    with pytest.raises(UnreadableSampleError, match="none of the samples of a batch can be read"):
         list(feed(Numbers(4, broken=range(4)), skip_unreadable=True).batches(0))
 
 

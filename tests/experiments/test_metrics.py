@@ -9,7 +9,7 @@ from scipy.stats import entropy
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 from atomsep.experiments.metrics import F1InTruth, PredictionEntropy
-from atomsep.experiments.text.experiments import cola_metrics, poem_metrics
+from atomsep.experiments.text.build import cola_metrics, poem_metrics
 
 
 def predictions(seed: int, classes: int, last_in_truth: bool) -> tuple[torch.Tensor, torch.Tensor]:

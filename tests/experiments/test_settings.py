@@ -14,7 +14,9 @@ from atomsep.experiments.settings import Settings, change, describe, override, s
 @dataclass(frozen=True)
 class Example(Settings):
     decay: bool = setting(False, "whether the rate falls")
-    name: str = setting("a", "of something")
+    name: str = setting("a", "name of something")
+    share: float = setting(0.5, "share of something", low=0, high=1)
+    colours: int = setting(1, "number of colours", choices=(1, 3))
 
 
 def test_values_get_the_type_of_their_field() -> None:
@@ -29,6 +31,8 @@ def test_values_get_the_type_of_their_field() -> None:
 def test_options_of_the_method_keep_their_kind() -> None:
     changed = change(Example(), ["method.norm=1", "method.scale=sum", "method.softening=0.5"])
     assert changed.method == {"norm": 1, "scale": "sum", "softening": 0.5}
+    nested = "[" * 100_000
+    assert change(Example(), [f"method.scale={nested}"]).method == {"scale": nested}
     assert change(changed, ["method.norm=2"]).method["scale"] == "sum"
 
 
@@ -37,12 +41,16 @@ def test_options_of_the_method_keep_their_kind() -> None:
     [
         ("epoch=3", "there is no setting 'epoch'; did you mean 'epochs'?"),
         ("epochs", "'epochs' sets nothing; write key=value"),
-        ("method=vq", "'method=vq' sets no method; choose one with --method"),
+        ("method=vq", "'method=vq' is not a setting; choose a method with --method"),
         ("epochs=three", "epochs must be a whole number, not 'three'"),
         ("epochs=0", "epochs must be at least 1, not 0"),
         ("learning_rate=fast", "learning_rate must be a number, not 'fast'"),
         ("learning_rate=nan", "learning_rate must be at least 0, not nan"),
         ("weight=-1", "weight must be at least 0, not -1"),
+        ("batch=9999999999999999999999", "batch must be at most 2147483647, not 99999999999999"),
+        ("batch=" + "9" * 400, "batch must be at most 2147483647, not 99999999999999"),
+        ("share=1.5", "share must be at most 1, not 1.5"),
+        ("colours=2", "there is no choice '2' for colours. Available: 1, 3"),
         ("decay=perhaps", "decay must be true or false, not 'perhaps'"),
         ("precision=32-tru", "no choice '32-tru' for precision; did you mean '32-true'?"),
     ],

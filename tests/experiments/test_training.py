@@ -1,10 +1,9 @@
-"""The loop: what it writes, how it goes on, what it refuses."""
+"""The loop: what it writes, how it continues, what it refuses."""
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import threading
 import time
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.machine import Machine, make_fabric
-from atomsep.experiments.progress import Silent
+from atomsep.experiments.progress import Listener
 from atomsep.experiments.registry import find_experiment, run_key
 from atomsep.experiments.runs import Run, RunKey
 from atomsep.experiments.task import Context, Task
@@ -28,7 +27,7 @@ from atomsep.experiments.training import StoppedError, train
 
 SYNTHETIC = find_experiment("synthetic")
 SAMPLED = ("method.pairs=sampled", "method.tokens=3")
-"""Makes atom modeling draw random numbers of its own, the hardest case for going on."""
+"""Makes atom modeling draw random numbers of its own, the hardest case for continuing."""
 
 
 def tiny(method: str = "plain", seed: int = 0, *settings: str) -> RunKey:
@@ -48,7 +47,7 @@ def without_times(line: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in line.items() if name != "seconds"}
 
 
-class StopAt(Silent):
+class StopAt(Listener):
     """Ends the run by an exception when so many steps are done, as a crash would."""
 
     def __init__(self, epoch: int) -> None:
@@ -161,7 +160,7 @@ def test_methods_differ_by_their_loss_alone(
 
 
 @pytest.mark.parametrize("method", ["atom", "simclr"])
-def test_a_crashed_run_goes_on_and_ends_bit_for_bit_as_an_unbroken_one(
+def test_a_crashed_run_continues_and_ends_bit_for_bit_as_an_unbroken_one(
     tmp_path: Path, method: str
 ) -> None:
     options = ("epochs=4", "evaluate_every=1", *(SAMPLED if method == "atom" else ()))
@@ -180,7 +179,7 @@ def test_a_crashed_run_goes_on_and_ends_bit_for_bit_as_an_unbroken_one(
 
 
 @pytest.mark.parametrize(("name", "method"), [("pets", "simclr"), ("cola", "mixcse")])
-def test_images_and_text_go_on_bit_for_bit(tmp_path: Path, name: str, method: str) -> None:
+def test_images_and_text_continue_bit_for_bit(tmp_path: Path, name: str, method: str) -> None:
     experiment = find_experiment(name)
     key = run_key(experiment, method, 0, ("evaluate_every=1",), tiny=True)
     machine = Machine(tensorboard=False, workers=1, checkpoint_seconds=0)
@@ -198,8 +197,53 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     folder = key.folder(tmp_path)
     folder.mkdir(parents=True)
     (folder / "checkpoint.pt").write_bytes(b"PK\x03\x04 half of one")
-    with pytest.raises(ExperimentError, match="checkpoint.pt is damaged .* remove it, and the run"):
+    with pytest.raises(
+        ExperimentError, match="checkpoint.pt cannot be used .* remove it to start the run over"
+    ):
         run(key, tmp_path)
+
+
+def spoil_nothing(state: dict[str, Any]) -> None:
+    """The checkpoint as it was written."""
+
+
+def spoil_a_part(state: dict[str, Any]) -> None:
+    del state["parts"]["optimiser"]
+
+
+def spoil_a_shape(state: dict[str, Any]) -> None:
+    state["parts"]["model"]["head.weight"] = torch.zeros(3)
+
+
+def spoil_the_lines(state: dict[str, Any]) -> None:
+    state["lines"] = []
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        *(spoil_nothing, spoil_a_part, spoil_a_shape, spoil_the_lines),
+        *(lambda state: state.pop("meter"), lambda state: state.update(epoch="third")),
+        *(lambda state: state.update(parts=[]), lambda state: state.clear()),
+    ],
+)
+def test_a_checkpoint_that_lacks_something_is_named(tmp_path: Path, spoil: Any) -> None:
+    key = tiny("plain", 0, "evaluate_every=1")
+    machine = Machine(tensorboard=False, checkpoint_seconds=0)
+    with pytest.raises(MemoryError):
+        train(SYNTHETIC, key, tmp_path, machine, StopAt(2))
+    on_disk = Run(key.folder(tmp_path))
+    state = on_disk.load_checkpoint(torch.device("cpu"))
+    assert state is not None
+    spoil(state)
+    torch.save(state, on_disk.checkpoint)
+    if spoil is spoil_nothing:
+        assert run(key, tmp_path)["metrics"]
+        return
+    with pytest.raises(ExperimentError, match=r"checkpoint.pt cannot be used \(\w+Error"):
+        run(key, tmp_path)
+    on_disk.checkpoint.unlink()
+    assert run(key, tmp_path)["metrics"], "as the message says, it starts over"
 
 
 def train_with_checkpoints(key: RunKey, root: Path) -> None:
@@ -242,7 +286,7 @@ def test_interrupted_it_stops_between_steps_with_a_checkpoint(tmp_path: Path) ->
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(StoppedError, match="it goes on from there"):
+    with pytest.raises(StoppedError, match="stopped in epoch .* with a checkpoint"):
         run(key, tmp_path, checkpoint_seconds=1000)
     thread.join()
     state = Run(key.folder(tmp_path)).load_checkpoint(torch.device("cpu"))
@@ -289,25 +333,6 @@ def test_tensorboard_gets_every_epoch_once(tmp_path: Path) -> None:
         assert sorted({event.step for event in events.Scalars(name)}) == [1, 2, 3]
 
 
-def hold_the_lock(folder: Path) -> None:
-    with Run(folder).locked():
-        (folder / "held").touch()
-        time.sleep(60)
-
-
-def test_two_processes_cannot_train_the_same_run(tmp_path: Path) -> None:
-    key = tiny()
-    folder = key.folder(tmp_path)
-    process = start(hold_the_lock, folder)
-    while not (folder / "held").exists():
-        time.sleep(0.01)
-    with pytest.raises(ExperimentError, match="another process is training in"):
-        run(key, tmp_path)
-    process.kill()
-    process.join()
-    assert run(key, tmp_path)["metrics"], "a killed process holds nothing"
-
-
 def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match="not a number in epoch 1; lower the learning rate"):
         run(tiny("plain", 0, "learning_rate=1e38"), tmp_path)
@@ -325,7 +350,7 @@ def test_a_device_that_does_not_exist_is_named() -> None:
 
 
 def test_a_batch_without_two_samples_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ExperimentError, match="a batch of 1 holds fewer than two"):
+    with pytest.raises(ExperimentError, match="a batch of 1 gives each process fewer than two"):
         run(tiny("plain", 0, "batch=1"), tmp_path)
 
 
@@ -351,25 +376,5 @@ class ShortTask(Task):
 
 def test_an_epoch_with_too_few_batches_is_an_error(tmp_path: Path) -> None:
     experiment = replace(SYNTHETIC, build=ShortTask)
-    with pytest.raises(ExperimentError, match="gave 2 batches, but 3 were promised"):
+    with pytest.raises(ExperimentError, match="had 2 batches, not 3 as announced"):
         train(experiment, tiny(), tmp_path, Machine(tensorboard=False))
-
-
-def train_on_a_full_disk(key: RunKey, root: Path, said: Path) -> None:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2500, 2500))
-    try:
-        run(key, root, checkpoint_seconds=0)
-    except ExperimentError as error:
-        said.write_text(str(error))
-
-
-def test_a_full_disk_leaves_no_half_file_and_says_what_to_do(tmp_path: Path) -> None:
-    """A real limit on the size of files, as a full disk has."""
-    said = tmp_path / "said"
-    process = start(train_on_a_full_disk, tiny(), tmp_path, said)
-    process.join()
-    assert "checkpoint.pt cannot be written" in said.read_text()
-    assert "free some space and give the same command again" in said.read_text()
-    folder = tiny().folder(tmp_path)
-    assert {path.name for path in folder.iterdir()} == {".lock", "config.json", "metrics.jsonl"}

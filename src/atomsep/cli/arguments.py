@@ -11,37 +11,52 @@ import typer
 
 from atomsep.experiments.errors import ExperimentError, unknown
 
+MOST = 1024
+"""Processes that an option may ask for."""
+
 ExperimentName = Annotated[str, typer.Argument(help="Name of the experiment; see: atomsep list.")]
 Assignments = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Change a setting; may be given again. The keys: atomsep list EXPERIMENT.",
+        help="Change a setting; may be repeated. Keys: atomsep list EXPERIMENT.",
     ),
 ]
-Tiny = Annotated[bool, typer.Option("--tiny", help="The form on embedded data: seconds, no files.")]
+Tiny = Annotated[
+    bool, typer.Option("--tiny", help="Use the tiny form on embedded data: seconds, no files.")
+]
 Out = Annotated[Path, typer.Option(help="Folder of all runs.")]
 Data = Annotated[Path, typer.Option(help="Folder of the data sets.")]
-Download = Annotated[bool, typer.Option("--download", help="Fetch public data that is not there.")]
+Download = Annotated[bool, typer.Option("--download", help="Fetch public data that is missing.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
-Devices = Annotated[int, typer.Option(min=1, help="How many devices, data-parallel.")]
+Devices = Annotated[
+    int, typer.Option(min=1, max=MOST, help="Number of devices, for data-parallel training.")
+]
 Workers = Annotated[
     int | None,
-    typer.Option(min=0, help="Processes that load data; by default 4, or 0 in the tiny form."),
+    typer.Option(
+        min=0, max=MOST, help="Processes that load data; by default 4, or 0 in the tiny form."
+    ),
 ]
 CheckpointSeconds = Annotated[
-    float, typer.Option(min=0, help="At most so much work is lost when the run is killed.")
+    float, typer.Option(min=0, help="Time between checkpoints: the most that a crash can lose.")
 ]
+
+MOST_SEEDS = 10_000
+"""Seeds that a command takes at most."""
 
 
 def default_workers(tiny: bool) -> int:
-    """Loading processes where nothing was said."""
+    """Number of loading processes where none is given."""
     return 0 if tiny else min(4, os.cpu_count() or 1)
 
 
 def chosen_methods(text: str, known: Sequence[str]) -> list[str]:
     """Names of methods from a list with commas, or all of them.
+
+    Raises:
+        ExperimentError: a method is unknown.
 
     Example:
         >>> chosen_methods("plain,atom", ("plain", "vq", "atom"))
@@ -57,7 +72,10 @@ def chosen_methods(text: str, known: Sequence[str]) -> list[str]:
 
 
 def chosen_seeds(text: str) -> list[int]:
-    """A number of seeds from 0 on, or the seeds themselves: with commas, or from-to.
+    """Seeds from their number (starting at 0), or from a list with commas and ranges.
+
+    Raises:
+        ExperimentError: the text is neither, or there are too many.
 
     Example:
         >>> chosen_seeds("3"), chosen_seeds("3,"), chosen_seeds("5,7-9")
@@ -65,16 +83,17 @@ def chosen_seeds(text: str) -> list[int]:
     """
     try:
         if text.isdigit():
-            seeds = list(range(int(text)))
+            ranges = [range(int(text))]
         else:
-            seeds = []
-            for part in filter(str.strip, text.split(",")):
-                first, _, last = part.partition("-")
-                seeds += range(int(first), int(last or first) + 1)
+            parts = [part.partition("-") for part in text.split(",") if part.strip()]
+            ranges = [range(int(first), int(last or first) + 1) for first, _, last in parts]
     except ValueError:
-        seeds = []
-    if not seeds or min(seeds) < 0:
+        ranges = []
+    if not any(ranges) or min(each.start for each in ranges) < 0:
         raise ExperimentError(
-            f"seeds must be how many there are, or the seeds themselves (5,7 or 5-9), not {text!r}"
+            f"seeds must be a number of seeds, or the seeds themselves (5,7 or 5-9), not {text!r}"
         )
-    return seeds
+    # Not len(), which fails for the longest ranges.
+    if sum(max(0, each.stop - each.start) for each in ranges) > MOST_SEEDS:
+        raise ExperimentError(f"{text!r} is more than {MOST_SEEDS} seeds; choose fewer")
+    return [seed for each in ranges for seed in each]

@@ -1,27 +1,21 @@
-"""The command line: `atomsep train`, `sweep`, `table`, `list`.
+"""The commands: `atomsep train`, `sweep`, `table`, `list`.
 
-The only place that parses arguments. What takes long to import is imported where it is used, so
-that help comes quickly.
+Everything that is slow to import is imported where it is used, after the arguments were checked,
+so that help and refusals come at once.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-try:
-    import typer
-    from rich.console import Console
-    from rich.table import Table
-except ImportError as error:  # the core is installed without them
-    raise SystemExit(
-        f"the command line needs {error.name}; install it with: pip install 'atomsep[experiments]'"
-    ) from None
+import typer
+from rich.table import Table
 
+import atomsep
 from atomsep.cli.arguments import (
+    MOST,
     Assignments,
     CheckpointSeconds,
     Data,
@@ -36,34 +30,68 @@ from atomsep.cli.arguments import (
     chosen_seeds,
     default_workers,
 )
-from atomsep.experiments.errors import ExperimentError, unknown
-
-FAILED, STOPPED = 1, 130
-"""Exit codes: an error that was said in a sentence; interrupted, to go on with the same command."""
+from atomsep.cli.display import (
+    FORMATS,
+    SweepDisplay,
+    TrainingDisplay,
+    make_console,
+    print_tables,
+    say,
+    search_table,
+    write_tables,
+)
+from atomsep.cli.main import FAILED, STOPPED
+from atomsep.experiments.entry_points import import_extensions
+from atomsep.experiments.errors import ExperimentError, StoppedError, unknown
+from atomsep.experiments.machine import Machine
+from atomsep.experiments.runs import Run, find_results
 
 app = typer.Typer(
     name="atomsep",
     help="Train the experiments of atom modeling, and put the results into tables.\n\n"
-    "Begin with `atomsep list`, then `atomsep train synthetic --tiny`.",
-    no_args_is_help=True,
+    "Start with `atomsep list`, then `atomsep train synthetic --tiny`.",
     rich_markup_mode="markdown",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"atomsep {atomsep.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def root(
+    import_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="Import a module that registers your own experiments or methods; may be "
+            "repeated. It is looked for in the current folder too.",
+        ),
+    ] = None,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Options of all commands; `--debug` is read by `main`."""
+    import_extensions(import_ or ())
 
 
 @app.command()
 def train(
     experiment: ExperimentName,
     method: Annotated[str, typer.Option("--method", "-m", help="Name of the method.")] = "atom",
-    seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="Of data order, weights …")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", "-s", min=0, help="Seed of all random numbers.")
+    ] = 0,
     set_: Assignments = None,
     tiny: Tiny = False,
     validation: Annotated[
@@ -82,8 +110,8 @@ def train(
 ) -> None:
     """Train one model with one method and one seed.
 
-    Stopped or killed at any moment, the same command goes on from the last checkpoint and ends
-    with the same result. A finished run is not trained again: its result is shown.
+    If it is stopped or killed at any moment, the same command continues from the last checkpoint
+    and ends with the same result. A finished run is not trained again: its result is shown.
 
     Examples:
     - `atomsep train synthetic --method atom --seed 3`
@@ -92,47 +120,39 @@ def train(
 
     - `atomsep train own-images --set folder=my/images --set weight=0.05`
     """
-    from atomsep.cli.display import TrainingDisplay, say
-    from atomsep.experiments.machine import Machine
     from atomsep.experiments.registry import find_experiment, run_key
-    from atomsep.experiments.runs import Run
-    from atomsep.experiments.training import StoppedError
-    from atomsep.experiments.training import train as train_run
 
     # With several devices, the other processes are started with this variable.
-    console = Console(quiet=os.environ.get("LOCAL_RANK", "0") != "0")
+    console = make_console(quiet=os.environ.get("LOCAL_RANK", "0") != "0")
     chosen = find_experiment(experiment)
     key = run_key(chosen, method, seed, set_ or (), tiny=tiny, validation=validation)
     folder = key.folder(out)
     workers = default_workers(tiny) if workers is None else workers
     machine = Machine(device, devices, workers, data, download, checkpoint_seconds)
-    finished = Run(folder).read_result() is not None
-    if finished:
-        say(
-            console,
-            f"This run is finished; to train it anew, for instance on changed data, remove "
-            f"{folder}",
-        )
-        result = train_run(chosen, key, out, machine)
+    result = Run(folder).read_result()
+    if result is not None:
+        say(console, f"This run is finished. To train it again, remove {folder}")
     else:
+        from atomsep.experiments.training import train as train_run
+
         try:
             with TrainingDisplay(console) as display:
                 result = train_run(chosen, key, out, machine, display)
         except StoppedError:
-            say(console, f"Stopped. The same command goes on from the checkpoint in {folder}")
-            raise typer.Exit(STOPPED) from None
+            say(console, f"Stopped. The same command continues from the checkpoint in {folder}")
+            raise SystemExit(STOPPED) from None
     table = Table("metric", "value", title=f"{chosen.title}, {method}, seed {seed}")
     for name, value in result["metrics"].items():
         table.add_row(name, f"{value:.4f}")
     console.print(table)
-    if result["unreadable"]:
-        first = result["unreadable"][0]
+    unreadable = result["unreadable"]
+    if unreadable:
         say(
             console,
-            f"{len(result['unreadable'])} samples could not be read and were left out, "
-            f"{first} among them",
+            f"{len(unreadable)} samples could not be read and were left out, among them "
+            f"{unreadable[0]}",
         )
-    say(console, f"Everything is in {folder}")
+    say(console, f"All files are in {folder}")
 
 
 @app.command()
@@ -142,19 +162,21 @@ def sweep(
         str, typer.Option(help="Names with commas; by default all of the experiment's.")
     ] = "all",
     seeds: Annotated[
-        str, typer.Option(help="How many from 0 on, or the seeds themselves: 5,7 or 5-9.")
+        str, typer.Option(help="Number of seeds, or the seeds themselves: 5,7 or 5-9.")
     ] = "3",
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time.")] = 1,
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", min=1, max=MOST, help="Number of runs at a time.")
+    ] = 1,
     search: Annotated[
         bool,
         typer.Option(
             "--search",
-            help="First choose the learning rate by the plain method, then each method's weight, "
-            "on held-out training samples. A rate that is set is held.",
+            help="First choose the learning rate with the plain method, then each method's "
+            "weight, on held-out training samples. A learning rate that is set is kept.",
         ),
     ] = False,
     search_seeds: Annotated[
-        str, typer.Option(help="Seeds of the search; none of --seeds.")
+        str, typer.Option(help="Seeds of the search; none may be in --seeds.")
     ] = "100-104",
     set_: Assignments = None,
     tiny: Tiny = False,
@@ -165,24 +187,21 @@ def sweep(
     workers: Workers = None,
     checkpoint_seconds: CheckpointSeconds = 30.0,
 ) -> None:
-    """Train all methods over several seeds, in parallel processes.
+    """Train several methods over several seeds, in parallel processes.
 
-    What is finished is not trained again, and a run that fails stops no other: it is named at the
-    end. Stopped or killed, the same command goes on.
+    Finished runs are not trained again, and a run that fails does not stop the others: it is named
+    at the end. If the sweep is stopped or killed, the same command continues it.
 
     Examples:
     - `atomsep sweep synthetic --seeds 10 --jobs 2`
 
     - `atomsep sweep flowers --methods plain,atom --seeds 5 --search --download`
     """
-    from atomsep.cli.display import SweepDisplay, say, search_table
-    from atomsep.experiments.machine import Machine
     from atomsep.experiments.registry import find_experiment, run_key
     from atomsep.experiments.sweeps.search import search as search_settings
     from atomsep.experiments.sweeps.sweep import run_sweep
-    from atomsep.experiments.training import StoppedError
 
-    console = Console()
+    console = make_console()
     chosen = find_experiment(experiment)
     names, numbers = chosen_methods(methods, chosen.methods), chosen_seeds(seeds)
     workers = default_workers(tiny) if workers is None else workers
@@ -214,28 +233,28 @@ def sweep(
         with SweepDisplay(console, "training") as display:
             report = run_sweep(trials, out, machine, jobs, display)
     except StoppedError:
-        say(console, "Stopped. What was trained is kept; the same command goes on")
-        raise typer.Exit(STOPPED) from None
+        say(console, "Stopped. Finished runs are kept; the same command continues")
+        raise SystemExit(STOPPED) from None
     for failure in report.failed:
         say(
             console,
             f"Failed: {failure.key.method}, seed {failure.key.seed}: {failure.reason} "
-            f"(all of it in {failure.log})",
+            f"(details in {failure.log})",
         )
     if report.stopped:
         say(
             console,
             f"Stopped with {len(report.results)} of {len(trials)} runs finished; the same command "
-            f"goes on with the others",
+            f"continues with the others",
         )
-        raise typer.Exit(STOPPED)
+        raise SystemExit(STOPPED)
     if report.results:
         print_tables(report.results, "markdown")
         say(console, f"{len(report.results)} runs are in {out}; tables: atomsep table {out}")
     if lost:
         say(console, f"Left out, because every trial of their search failed: {', '.join(lost)}")
     if report.failed or lost:
-        raise typer.Exit(FAILED)
+        raise SystemExit(FAILED)
 
 
 @app.command()
@@ -246,68 +265,41 @@ def table(
     ] = "markdown",
     out: Annotated[
         Path | None,
-        typer.Option(help="Write each table to a file of its own here, in all three formats."),
+        typer.Option(help="Write each table to files in this folder, in all three formats."),
     ] = None,
 ) -> None:
-    """Put finished runs into tables, beside the paper's own figures.
+    """Put finished runs into tables, beside the paper's figures.
 
-    Mean and deviation over seeds; against the plain method the paired difference, its bootstrap
-    interval, and the t and Wilcoxon tests with Holm's correction. The tables go to the standard
-    output, or with `--out` into files.
+    The tables show mean and deviation over seeds; against the plain method the paired difference,
+    its bootstrap interval, and the t and Wilcoxon tests with Holm's correction. They are printed,
+    or with `--out` written to files.
 
     Examples:
     - `atomsep table runs`
 
     - `atomsep table runs/flowers --format latex > flowers.tex`
     """
-    from atomsep.experiments.runs import find_results
-
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
     results = find_results(runs)
     if not results:
-        raise ExperimentError(f"no run under {runs} is finished")
+        raise ExperimentError(f"there is no finished run under {runs}")
     if out is None:
         print_tables(results, format)
     else:
         write_tables(results, out)
 
 
-FORMATS = {"markdown": ".md", "latex": ".tex", "csv": ".csv"}
-"""Formats of tables, and how their files end."""
-
-
-def write_tables(results: list[dict[str, Any]], folder: Path) -> None:
-    """Each table of results in a file for each format."""
-    from atomsep.cli.display import say
-    from atomsep.experiments.runs import saying, write_whole
-    from atomsep.report.tables import build_tables
-
-    with saying(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    for each in build_tables(results):
-        for format, ending in FORMATS.items():
-            write_whole(folder / f"{each.name}{ending}", getattr(each, format)())
-        say(Console(), f"{each.title}: {folder / each.name}.md, .tex, .csv")
-
-
-def print_tables(results: list[dict[str, Any]], format: str) -> None:
-    """The tables of results as text."""
-    from atomsep.report.tables import build_tables
-
-    print("\n\n".join(getattr(each, format)().rstrip() for each in build_tables(results)))
-
-
 @app.command("list")
 def list_(
-    experiment: Annotated[str | None, typer.Argument(help="Show this one's settings.")] = None,
+    experiment: Annotated[str | None, typer.Argument(help="Show the settings of this one.")] = None,
 ) -> None:
-    """Show the experiments and methods, or the settings of one experiment."""
+    """Show all experiments and methods, or the settings of one experiment."""
     from atomsep.experiments.registry import DEFAULT_WEIGHT, EXPERIMENTS, find_experiment
     from atomsep.experiments.settings import describe
     from atomsep.methods import METHODS
 
-    console = Console()
+    console = make_console()
     if experiment is None:
         table = Table("experiment", "what", "metric", title="Experiments")
         for each in EXPERIMENTS.values():
@@ -320,7 +312,7 @@ def list_(
         return
     chosen = find_experiment(experiment)
     title = f"{chosen.name}: {chosen.summary}"
-    table = Table("setting", "default", "if --tiny", "meaning", title=title)
+    table = Table("setting", "default", "with --tiny", "meaning", title=title)
     for name, default, meaning in describe(chosen.settings):
         table.add_row(name, default, str(chosen.tiny.get(name, "")), meaning)
     console.print(table)
@@ -330,24 +322,3 @@ def list_(
         what = chosen.plain if name == "plain" else METHODS[name].summary
         table.add_row(name, weight, what)
     console.print(table)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; errors are sentences, and exit codes tell them apart."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
-    try:
-        app(arguments, standalone_mode=True)
-    except ExperimentError as error:
-        if debug:
-            traceback.print_exc()
-        print(f"atomsep: {error}", file=sys.stderr)
-        raise SystemExit(FAILED) from None
-    except KeyboardInterrupt:
-        print("atomsep: stopped", file=sys.stderr)
-        raise SystemExit(STOPPED) from None
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,7 @@
 
 `python -m atomsep.cli.demo` sweeps the experiment "synthetic" in two processes, as `atomsep sweep
 synthetic --seeds 10 --jobs 2` does, prints the paired comparison beside the best possible accuracy,
-and writes the table, the accuracies and four figures. Stopped, it goes on when called again.
+and writes the table, the accuracies and four figures. If it is stopped, the same command continues.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from atomsep.cli.display import SweepDisplay, counted, say
+from atomsep.cli.arguments import MOST_SEEDS
+from atomsep.cli.display import SweepDisplay, counted, make_console, say
+from atomsep.cli.main import FAILED, STOPPED
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.files import write_text
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import run_key
-from atomsep.experiments.runs import RunKey, write_whole
+from atomsep.experiments.runs import RunKey
 from atomsep.experiments.sweeps.comparison import deviation
 from atomsep.experiments.sweeps.sweep import SweepReport, run_sweep
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
-from atomsep.experiments.synthetic.mixtures import bayes_rate
-from atomsep.report.figures import label_of, on_one_line, write_figures
 from atomsep.report.groups import Group, average, group_results
 from atomsep.report.numbers import NONE, interval_text, p_text, signed, spread_text
 from atomsep.report.tables import build_tables
 
-FAILED, STOPPED = 1, 130
-
 
 def accuracy_table(group: Group, bayes: float) -> Table:
-    """Every method against cross-entropy, and the best that is possible."""
+    """Every method compared with cross-entropy, and the best possible accuracy."""
+    from atomsep.report.figures import label_of, on_one_line
+
     title = f"{group.title}, {counted(len(group.rows[0].values), 'seed')}"
     table = Table("method", title=title)
     for column in ("accuracy, %", "paired difference", "p (t)"):
@@ -56,7 +57,9 @@ def accuracy_table(group: Group, bayes: float) -> Table:
 
 
 def write_files(out: Path, report: SweepReport, keys: Sequence[RunKey], bayes: float) -> list[Path]:
-    """The accuracies as CSV, the tables as Markdown, the figures; returns the files."""
+    """Write the accuracies as CSV, the tables as Markdown, and the figures; returns the files."""
+    from atomsep.report.figures import write_figures
+
     accuracies: dict[str, dict[int, float]] = {method: {} for method in SYNTHETIC.methods}
     for result in report.results:
         accuracies[result["method"]][result["seed"]] = result["metrics"]["accuracy"]
@@ -66,19 +69,19 @@ def write_files(out: Path, report: SweepReport, keys: Sequence[RunKey], bayes: f
     writer.writerow(["seed", *accuracies])
     for seed in sorted({key.seed for key in keys}):
         writer.writerow([seed, *(values.get(seed, "") for values in accuracies.values())])
-    write_whole(out / "results.csv", rows.getvalue())
+    write_text(out / "results.csv", rows.getvalue())
     tables = "\n".join(table.markdown() for table in build_tables(report.results))
-    write_whole(out / "tables.md", tables)
+    write_text(out / "tables.md", tables)
     failed = {failure.key.folder(out) for failure in report.failed}
     finished = [key for key in keys if key.folder(out) not in failed]
     figures = write_figures(out, out / "runs", finished, accuracies, bayes)
     return [out / "results.csv", out / "tables.md", *figures]
 
 
-def of_whole_seeds(
+def of_complete_seeds(
     results: Sequence[dict[str, Any]], keys: Sequence[RunKey]
 ) -> list[dict[str, Any]]:
-    """Results of the seeds that all methods have finished, so that rows can be compared."""
+    """Results of the seeds that all methods have finished, so that rows are comparable."""
     methods = len({key.method for key in keys})
     seeds = [result["seed"] for result in results]
     return [result for result in results if seeds.count(result["seed"]) == methods]
@@ -86,48 +89,52 @@ def of_whole_seeds(
 
 def run(out: Path, keys: Sequence[RunKey], jobs: int, console: Console) -> int:
     """Train, print the table, write the files; returns the exit status."""
+    from atomsep.experiments.synthetic.mixtures import bayes_rate
+
     machine = Machine(device="cpu", tensorboard=False)
     with SweepDisplay(console, "training") as display:
         report = run_sweep(keys, out / "runs", machine, jobs, display)
     bayes = bayes_rate()
-    whole = of_whole_seeds(report.results, keys)
-    if whole:
-        console.print(accuracy_table(group_results(whole)[0], bayes))
+    complete = of_complete_seeds(report.results, keys)
+    if complete:
+        console.print(accuracy_table(group_results(complete)[0], bayes))
     if report.stopped:
         say(
             console,
             f"Stopped with {len(report.results)} of {len(keys)} runs finished. They are kept in "
-            f"{out / 'runs'}; the same command goes on from there",
+            f"{out / 'runs'}; the same command continues from there",
         )
         return STOPPED
     for failure in report.failed:
         who = f"{failure.key.method}, seed {failure.key.seed}"
-        say(console, f"{who} failed: {failure.reason} (all of it in {failure.log})")
+        say(console, f"{who} failed: {failure.reason} (details in {failure.log})")
     if not report.results:
         return FAILED
     if report.skipped:
-        say(console, f"{counted(report.skipped, 'run')} of {len(keys)} were finished before")
+        say(console, f"{report.skipped} of {counted(len(keys), 'run')} were finished before")
     names = ", ".join(path.name for path in write_files(out, report, keys, bayes))
     say(console, f"Written to {out}: {names}")
     return FAILED if report.failed else 0
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m atomsep.cli.demo",
         description="Train the paper's Gaussian mixtures with all methods.",
     )
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for everything")
-    parser.add_argument("--seeds", type=_count, default=10, help="how many paired seeds")
-    parser.add_argument("--jobs", type=_count, default=2, help="runs at a time")
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for all files")
+    parser.add_argument("--seeds", type=_count, default=10, help="number of paired seeds")
+    parser.add_argument("--jobs", type=_count, default=2, help="number of runs at a time")
     parser.add_argument("--tiny", action="store_true", help="few samples and epochs: seconds")
     return parser.parse_args(arguments)
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text!r}")
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_SEEDS:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number from 1 to {MOST_SEEDS}, not {text!r}"
+        )
     return int(text)
 
 
@@ -140,12 +147,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for method in SYNTHETIC.methods
     ]
     try:
-        return run(options.out, keys, options.jobs, Console())
+        return run(options.out, keys, options.jobs, make_console())
     except (ExperimentError, OSError) as error:
-        say(Console(stderr=True), f"The demo cannot go on: {error}")
+        say(make_console(stderr=True), f"The demo cannot continue: {error}")
         return FAILED
     except KeyboardInterrupt:
-        say(Console(), "Stopped.")
+        say(make_console(), "Stopped.")
         return STOPPED
 
 

@@ -1,10 +1,11 @@
-"""How runs look on a terminal: progress bars, sentences. Needs `atomsep[experiments]`."""
+"""What the command line prints: sentences, tables and progress bars."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -16,25 +17,44 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
-from atomsep.experiments.runs import RunKey
-from atomsep.experiments.sweeps.search import Search
-from atomsep.experiments.sweeps.sweep import Event
+from atomsep.cli.printable import printable
+from atomsep.experiments.files import write_text, writing
+from atomsep.experiments.progress import Listener
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-HIGH, LOW = 10.0, 1e-3
-"""Outside of these the method's loss drowns the task's, or is drowned by it."""
+    from atomsep.experiments.runs import RunKey
+    from atomsep.experiments.sweeps.search import Search
+    from atomsep.experiments.sweeps.sweep import Event
 
+HIGH, LOW = 10.0, 1e-3
+"""Beyond these ratios one of the two losses has hardly any influence."""
 
 SPEAK_EVERY = 30.0
 """Seconds between two lines where there is no terminal to draw a bar on."""
 
+FORMATS = {"markdown": ".md", "latex": ".tex", "csv": ".csv"}
+"""Formats of tables, and the endings of their files."""
+
+
+class _SafeConsole(Console):
+    """A console on which text from outside cannot control the terminal; see `printable`."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+
+def make_console(*, stderr: bool = False, quiet: bool = False) -> Console:
+    """The console for everything that the command line prints, without markup and colours."""
+    return _SafeConsole(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
+
 
 def say(console: Console, sentence: str) -> None:
-    """Print a sentence as it is: no markup, no colours, no line breaks within paths."""
-    console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    """Print a sentence, without line breaks of the console's own."""
+    console.print(sentence, soft_wrap=True)
 
 
 def counted(number: int, thing: str) -> str:
@@ -62,19 +82,19 @@ class _Display:
         self.progress.stop()
 
     def say_now_and_then(self, sentence: str) -> None:
-        """Print a line if nobody sees the bar and the last line is long ago."""
+        """Print a line if nobody sees the bar and the last line was long ago."""
         if not self.console.is_terminal and time.monotonic() - self.spoken >= SPEAK_EVERY:
             self.spoken = time.monotonic()
             say(self.console, sentence)
 
 
-class TrainingDisplay(_Display):
+class TrainingDisplay(_Display, Listener):
     """Shows one run: a bar with the loss's parts, throughput and time left, and the metrics."""
 
     def __init__(self, console: Console) -> None:
         columns = (
             *(BarColumn(20), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn()),
-            *(TextColumn("left"), TextColumn("{task.fields[losses]}")),
+            *(TextColumn("left"), TextColumn("{task.fields[losses]}", markup=False)),
             TextColumn("{task.fields[rate]}"),
         )
         super().__init__(console, *columns)
@@ -84,17 +104,17 @@ class TrainingDisplay(_Display):
         """Draw the bar."""
         sentence = f"Training {key.experiment} with {key.method}, seed {key.seed}"
         if done:
-            sentence += f", from its checkpoint on: {done} of {total} steps were done"
+            sentence += f", from its checkpoint: {done} of {total} steps are done"
         say(self.console, sentence)
         self.progress.update(self.bar, total=total, completed=done, losses="")
 
     def ratio(self, ratio: float) -> None:
-        """Say how large the method's loss is beside the task's, and whether that is odd."""
+        """Print the size of the method's loss relative to the task's, with a hint if it is odd."""
         hint = ""
         if ratio > HIGH:
-            hint = "; that is much, and the task may not be learned: try a smaller weight"
+            hint = ". This is large, and the model may not learn the task: try a smaller weight"
         elif ratio < LOW:
-            hint = "; that is little, and may change nothing: try a larger weight"
+            hint = ". This is small, and may have no effect: try a larger weight"
         say(
             self.console,
             f"At the first step the method's loss is {ratio:.3g} times the task's{hint}",
@@ -102,7 +122,7 @@ class TrainingDisplay(_Display):
 
     def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
         """Move the bar."""
-        losses = ", ".join(f"{name} {value:.3g}" for name, value in parts.items())
+        losses = printable(", ".join(f"{name} {value:.3g}" for name, value in parts.items()))
         speed = f"{rate:,.0f} samples/s"
         self.progress.update(self.bar, completed=done, losses=losses, rate=speed)
         self.say_now_and_then(f"{done} of {total} steps: {losses}; {speed}")
@@ -114,7 +134,7 @@ class TrainingDisplay(_Display):
 
 
 class SweepDisplay(_Display):
-    """Shows a sweep: one bar for all runs, and a line for each that fails."""
+    """Shows a sweep: one bar for all runs."""
 
     def __init__(self, console: Console, doing: str) -> None:
         columns = (
@@ -134,7 +154,7 @@ class SweepDisplay(_Display):
 
 
 def search_table(found: Search) -> Table:
-    """What a search tried, with its choices in bold."""
+    """All trials of a search, with its choices in bold."""
     shown = Table("method", "learning rate", "weight", found.metric, title="Search")
     for trial in found.trials:
         weight = found.weights.get(trial.method, 0.0)
@@ -144,3 +164,23 @@ def search_table(found: Search) -> Table:
         rate = f"{trial.learning_rate:g}"
         shown.add_row(trial.method, rate, f"{trial.weight:g}", value, style=style)
     return shown
+
+
+def write_tables(results: list[dict[str, Any]], folder: Path) -> None:
+    """Write each table of results to one file per format."""
+    from atomsep.report.tables import build_tables
+
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for each in build_tables(results):
+        for format, ending in FORMATS.items():
+            write_text(folder / f"{each.name}{ending}", getattr(each, format)())
+        say(make_console(), f"{each.title}: {folder / each.name}.md, .tex, .csv")
+
+
+def print_tables(results: list[dict[str, Any]], format: str) -> None:
+    """Print the tables of results as text."""
+    from atomsep.report.tables import build_tables
+
+    texts = [getattr(each, format)().rstrip() for each in build_tables(results)]
+    say(make_console(), "\n\n".join(texts))

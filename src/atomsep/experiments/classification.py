@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,29 +13,8 @@ from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.latent import MethodOnLayer
 from atomsep.experiments.loading import Batch, Feed
 from atomsep.experiments.randomness import seed_step
+from atomsep.experiments.schedules import scheduled
 from atomsep.experiments.task import Context, Task
-
-Schedule = Callable[[float], float]
-
-SCHEDULES: dict[str, Schedule] = {
-    "constant": lambda done: 1.0,
-    "linear": lambda done: 1 - done,
-    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
-    "thirds": lambda done: 0.1 ** math.floor(3 * done + 1e-9),
-}
-"""Factor of the learning rate as a function of the share of the training that is done."""
-
-
-def scheduled(name: str, done: float, warmup: float = 0.0) -> float:
-    """Factor of the learning rate, which rises linearly over the first `warmup` share.
-
-    Example:
-        >>> [scheduled("linear", done, warmup=0.5) for done in (0.25, 0.5, 0.75)]
-        [0.5, 1.0, 0.5]
-    """
-    if done < warmup:
-        return done / warmup
-    return SCHEDULES[name]((done - warmup) / (1 - warmup))
 
 
 @contextmanager

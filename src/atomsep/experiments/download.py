@@ -1,4 +1,4 @@
-"""Fetch a public file whole or not at all."""
+"""Download a public file, whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import urllib.request
 from pathlib import Path
 
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.runs import replacing
+from atomsep.experiments.files import replacing
 
 TIMEOUT = 60
-"""Seconds without a byte after which a server counts as gone."""
+"""Seconds without a byte after which the download is given up."""
 
 
 def fetch(url: str, path: Path) -> None:
-    """Download a file to its place, unless it is there.
+    """Download a file, unless it is already there.
 
     Raises:
-        ExperimentError: the server does not answer, or the disk refuses.
+        ExperimentError: the server does not answer, or the file cannot be written.
     """
     if path.exists():
         return
@@ -28,12 +28,13 @@ def fetch(url: str, path: Path) -> None:
             with open(part, "wb") as file:
                 shutil.copyfileobj(answer, file)
             length = answer.headers.get("Content-Length")
-            # a connection that breaks ends the stream without an error
+            # A broken connection ends the stream without an error.
             if length is not None and part.stat().st_size != int(length):
-                raise OSError(f"{part.stat().st_size} of {length} bytes came")
+                raise OSError(f"only {part.stat().st_size} of {length} bytes arrived")
     except OSError as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()  # it holds the connection
         raise ExperimentError(
-            f"{url} cannot be fetched to {path} ({error}); try again, or put the file there by hand"
+            f"{url} cannot be downloaded to {path} ({error}); try again, or put the file there "
+            f"yourself"
         ) from error

@@ -1,14 +1,30 @@
-"""Find a user's own function by `package.module:function`."""
+"""A user's own modules and functions, by name. The current folder is searched too."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any
 
 from atomsep.experiments.errors import ExperimentError, unknown
+
+IMPORTED: list[str] = []
+"""Modules that `import_extensions` has imported; the processes of a sweep import them too."""
+
+
+def import_extensions(names: Iterable[str]) -> None:
+    """Import modules that register experiments or methods; see `register_experiment`.
+
+    Raises:
+        ExperimentError: one of them cannot be imported.
+    """
+    for name in names:
+        _import("--import ", name, name)
+        if name not in IMPORTED:
+            IMPORTED.append(name)
 
 
 def is_entry_point(text: str) -> bool:
@@ -23,32 +39,58 @@ def is_entry_point(text: str) -> bool:
 
 
 def load_entry_point(key: str, text: str) -> Callable[..., Any]:
-    """The function that `package.module:function` names; the current folder is searched too.
+    """The function that `package.module:function` names.
 
     Args:
-        key: of the setting, for messages.
+        key: the name of the setting, for messages.
         text: its value.
 
     Raises:
-        ExperimentError: there is no such module, or nothing of that name in it.
+        ExperimentError: there is no such module, or no such function in it.
 
     Example:
         >>> load_entry_point("model", "torch.nn:Linear").__name__
         'Linear'
     """
     module, _, function = text.partition(":")
+    found = _import(f"{key}=", text, module)
+    if not hasattr(found, function):
+        names = [name for name in vars(found) if not name.startswith("_")]
+        raise unknown("function", function, names, f"in {module}")
+    entry = getattr(found, function)
+    if not callable(entry):
+        raise ExperimentError(f"{key}={text} must be a function, not {type(entry).__name__}")
+    return entry  # type: ignore[no-any-return]
+
+
+def call_entry_point(key: str, text: str, **arguments: Any) -> Any:
+    """What the function that `package.module:function` names returns.
+
+    Raises:
+        ExperimentError: it cannot be loaded, or it raises.
+    """
+    function = load_entry_point(key, text)
+    try:
+        return function(**arguments)
+    except Exception as error:  # of the user's code, which may raise anything
+        raise ExperimentError(
+            f"{key}={text} failed ({type(error).__name__}: {error}); --debug shows where"
+        ) from error
+
+
+def _import(option: str, text: str, module: str) -> ModuleType:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)  # a console script searches its own folder instead
     try:
-        found = importlib.import_module(module)
-    except ImportError as error:
+        return importlib.import_module(module)
+    except ExperimentError:
+        raise
+    except Exception as error:  # a module may raise anything while it is imported
+        reason = (
+            str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        )
         raise ExperimentError(
-            f"{key}={text}: the module cannot be imported ({error}); run the command in the folder "
-            f"that holds it, or install it"
+            f"{option}{text}: the module cannot be imported ({reason}); run the command in the "
+            f"folder that holds it, or install it"
         ) from error
-    if not hasattr(found, function):
-        names = [name for name in vars(found) if not name.startswith("_")]
-        raise unknown("function", function, names, f"in {module}")
-    entry: Callable[..., Any] = getattr(found, function)
-    return entry

@@ -7,23 +7,27 @@ from collections.abc import Iterable
 
 
 class ExperimentError(Exception):
-    """A run cannot start or go on; the message says why, and what to do."""
+    """A run cannot start or continue; the message says why, and what to do."""
+
+
+class StoppedError(Exception):
+    """A run was asked to stop, and can continue from its checkpoint."""
 
 
 MOST = 24
-"""Names that a message lists."""
+"""Names that a message lists at most."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> ExperimentError:
-    """The error for a name that nothing has, with the nearest that something has.
+    """The error for an unknown name, with the closest known one.
 
     Example:
         >>> print(unknown("method", "atm", ["atom", "plain"], "for synthetic"))
-        there is no method 'atm' for synthetic; did you mean 'atom'? There are: atom, plain
+        there is no method 'atm' for synthetic; did you mean 'atom'? Available: atom, plain
     """
     names = list(known)
     near = difflib.get_close_matches(name, names, 1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     listed = ", ".join(names[:MOST]) + (" and others" if len(names) > MOST else "")
-    there = f" There are: {listed}" if names else ""
-    return ExperimentError(f"there is no {kind} {name!r}{where and ' '}{where}{hint}{there}")
+    available = f" Available: {listed}" if names else ""
+    return ExperimentError(f"there is no {kind} {name!r}{where and ' '}{where}{hint}{available}")

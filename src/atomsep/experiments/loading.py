@@ -1,8 +1,8 @@
-"""From data sets to batches: the order and the augmentation of a run, fixed by its seed.
+"""From data sets to batches: the seed of a run determines its order and augmentation.
 
 A sample's place in a run is its key `(epoch, index)`. The order is a permutation that depends on
-the seed and the epoch; the augmentation of a sample depends on the seed and its key. So batches
-can start anywhere in an epoch, and are the same whichever process loads them.
+the seed and the epoch; the augmentation of a sample depends on the seed and its key. Batches can
+therefore start anywhere in an epoch, and are the same whichever process loads them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ SampleKey = tuple[int, int]
 
 
 class Batch(NamedTuple):
-    """What a step gets.
+    """One batch, as a training step receives it.
 
     Attributes:
-        inputs: of the model; a tensor, or a dictionary of its arguments.
+        inputs: inputs of the model; a tensor, or a dictionary of its arguments.
         labels: `(M,)`.
-        second: the second view's inputs, where the method needs one made by augmentation.
-        unreadable: what could not be loaded and was left out, by name.
+        second: inputs of the second view, where the method needs one made by augmentation.
+        unreadable: names of samples that could not be loaded and were left out.
     """
 
     inputs: Any
@@ -55,17 +55,17 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def load(self, index: int) -> tuple[Any, int]:
-        """A sample as it is stored, and its label."""
+        """A stored sample and its label."""
         ...
 
     def name(self, index: int) -> str:
-        """What to call a sample in a message: its file, its line."""
+        """Name of a sample in messages: its file or its line."""
         ...
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Which of several processes this is."""
+    """One of several processes, by its rank."""
 
     rank: int = 0
     world: int = 1
@@ -80,7 +80,7 @@ def epoch_batches(
     """Indices of every batch of an epoch, for one process.
 
     The last batch holds the rest. It is left out if a process would get fewer than two samples of
-    it, which have neither a batch statistic nor a pair.
+    it: a single sample has no batch statistics and no pair.
 
     Example:
         >>> [len(indices) for indices in epoch_batches(10, 4, seed=0, epoch=0)]
@@ -92,17 +92,17 @@ def epoch_batches(
 
 
 class Feed(Protocol):
-    """A source of training batches."""
+    """Source of training batches."""
 
     steps: int
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        """The batches of an epoch from the one with number `start` on."""
+        """The batches of an epoch, starting with batch number `start`."""
         ...
 
 
 class TensorFeed:
-    """Batches of tensors that are in memory, without augmentation but for a function of a batch.
+    """Batches of tensors in memory, with at most a function that makes a second view.
 
     Args:
         inputs: `(n, ...)`.
@@ -125,7 +125,7 @@ class TensorFeed:
         self.steps = len(epoch_batches(len(labels), batch, seed, 0, shard))
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        """The batches of an epoch from the one with number `start` on."""
+        """The batches of an epoch, starting with batch number `start`."""
         parts = epoch_batches(len(self.labels), self.batch, self.seed, epoch, self.shard)
         for step, indices in enumerate(parts[start:], start):
             inputs, second = self.inputs[indices], None
@@ -135,7 +135,7 @@ class TensorFeed:
 
 
 class _Keys:
-    """The batch sampler: keys of the batches of one epoch, from one on."""
+    """The batch sampler: keys of the batches of one epoch, starting with a given one."""
 
     def __init__(self, parts: Callable[[int], list[Tensor]]) -> None:
         self.parts, self.epoch, self.start = parts, 0, 0
@@ -150,9 +150,9 @@ class UnreadableSampleError(ExperimentError):
 
 
 class _Augmented(Dataset[Any]):
-    """Samples by key, augmented once or twice; what cannot be loaded comes back as a text.
+    """Samples by key, augmented once or twice; in place of an unreadable sample, its name.
 
-    Nothing is raised here: an exception would reach the user with the traceback of a process.
+    It is not raised here: the exception would reach the user with the traceback of a process.
     """
 
     def __init__(
@@ -165,12 +165,12 @@ class _Augmented(Dataset[Any]):
         try:
             stored, label = self.samples.load(index)
         except Exception as error:
-            # Of Pillow the last one; its class cannot be named without importing it.
+            # The last one is Pillow's; its class cannot be named without importing it.
             kinds = (OSError, SyntaxError, ValueError)
             if not (isinstance(error, kinds) or type(error).__name__ == "DecompressionBombError"):
                 raise
             name = self.samples.name(index)
-            reason = str(error).replace(f" {name!r}", "")  # Pillow repeats it
+            reason = str(error).replace(f" {name!r}", "")  # Pillow repeats the name
             return f"{name} ({reason})"
         views = []
         for purpose in ("augmentation", "second view")[: self.views]:
@@ -180,7 +180,7 @@ class _Augmented(Dataset[Any]):
 
 
 class _Collate:
-    """Make a batch of loaded samples, leaving out what could not be loaded."""
+    """Make a batch of the samples that could be loaded."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self.collate = collate
@@ -197,15 +197,15 @@ class _Collate:
 
 
 class LoaderFeed:
-    """Batches loaded sample by sample, in other processes if asked for.
+    """Batches loaded sample by sample, in other processes if there are `workers`.
 
     Args:
         samples: the data set.
         augment: from a stored sample to the model's input; may draw from the global generator.
         collate: from a list of inputs to a batch of them.
         views: 2 to augment every sample twice.
-        skip_unreadable: leave out what cannot be loaded, instead of stopping.
-        shuffle: False for evaluation: the order of the data set, every sample, once.
+        skip_unreadable: leave out samples that cannot be loaded, instead of stopping.
+        shuffle: False for evaluation: every sample once, in the order of the data set.
     """
 
     def __init__(
@@ -240,15 +240,15 @@ class LoaderFeed:
             collate_fn=_Collate(collate),
             persistent_workers=workers > 0,
             pin_memory=pin_memory,
-            # torch asks for a base seed from the global generator at every epoch otherwise
+            # Otherwise torch draws a base seed from the global generator at every epoch.
             generator=torch.Generator().manual_seed(0),
         )
 
     def batches(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from the one with number `start` on.
+        """The batches of an epoch, starting with batch number `start`.
 
         Raises:
-            ExperimentError: a sample cannot be read, or its label is none of the classes.
+            ExperimentError: a sample cannot be read, or its label is not one of the classes.
         """
         self.keys.epoch, self.keys.start = epoch, start
         for batch in self.loader:
@@ -258,12 +258,12 @@ class LoaderFeed:
     def _check(self, batch: Batch) -> None:
         if batch.unreadable and not self.skip:
             raise UnreadableSampleError(
-                f"{batch.unreadable[0]} cannot be read; mend or remove it, or leave such samples "
-                f"out with --set unreadable=skip"
+                f"{batch.unreadable[0]} cannot be read; repair or remove it, or leave out such "
+                f"samples with --set unreadable=skip"
             )
         if len(batch.labels) == 0:
             raise UnreadableSampleError(
-                f"no sample of a whole batch can be read, {batch.unreadable[0]} among them"
+                f"none of the samples of a batch can be read, among them {batch.unreadable[0]}"
             )
         low, high = int(batch.labels.min()), int(batch.labels.max())
         if low < 0 or high >= self.classes:

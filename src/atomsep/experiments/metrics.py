@@ -1,4 +1,4 @@
-"""Metrics that torchmetrics has not, as its metrics. All take logits `(M, K)` and labels `(M,)`."""
+"""Metrics that torchmetrics lacks, in its form. They take logits `(M, K)` and labels `(M,)`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PredictionEntropy(Metric):
         self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch; the labels have no say."""
+        """Count a batch; the labels do not matter."""
         logs = logits.log_softmax(1)
         self.total += -(logs.exp() * logs).sum()
         self.count += len(logits)
@@ -40,11 +40,11 @@ class PredictionEntropy(Metric):
 class F1InTruth(Metric):
     """Macro F1 over the classes that occur among the labels.
 
-    A class that occurs in predictions alone has no F1 of its own here: its predictions count as
-    misses of the true classes. Over all classes it would add a zero to the mean.
+    A class that occurs only in predictions has no F1 here: its predictions count as misses of the
+    true classes. In the mean over all classes it would add a zero.
 
     Args:
-        classes: number of them.
+        classes: number of classes.
 
     Example:
         >>> metric = F1InTruth(3)
@@ -69,6 +69,6 @@ class F1InTruth(Metric):
 
     def compute(self) -> Tensor:
         """The mean so far."""
-        true, said = self.confusion.sum(1), self.confusion.sum(0)
-        f1 = 2 * self.confusion.diagonal() / (true + said).clamp(min=1)
+        true, predicted = self.confusion.sum(1), self.confusion.sum(0)
+        f1 = 2 * self.confusion.diagonal() / (true + predicted).clamp(min=1)
         return f1[true > 0].mean()

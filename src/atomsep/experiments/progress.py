@@ -1,4 +1,4 @@
-"""How a run is followed: who is told, what is counted, and how it is asked to stop."""
+"""The progress of a run: who receives it, how losses are averaged, and how it is stopped."""
 
 from __future__ import annotations
 
@@ -7,43 +7,28 @@ import threading
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from atomsep.experiments.runs import RunKey
+    from atomsep.experiments.runs import RunKey
 
 
-class Watcher(Protocol):
-    """Who is told how a run goes on."""
+class Listener:
+    """Receives the progress of a run. This base class ignores it."""
 
     def started(self, key: RunKey, done: int, total: int) -> None:
-        """Training begins or goes on, with so many of all steps done."""
+        """Training starts or continues, with `done` of `total` steps done."""
 
     def ratio(self, ratio: float) -> None:
         """The method's loss over the task's, at the first step of a run."""
 
     def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
-        """So many steps are done; means of the loss's parts, samples a second."""
+        """Steps done, means of the loss's parts, and samples per second."""
 
     def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """Metrics after an epoch."""
-
-
-class Silent:
-    """A watcher that says nothing."""
-
-    def started(self, key: RunKey, done: int, total: int) -> None:
-        """Nothing."""
-
-    def ratio(self, ratio: float) -> None:
-        """Nothing."""
-
-    def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
-        """Nothing."""
-
-    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Nothing."""
 
 
 class Meter:
@@ -65,17 +50,17 @@ class Meter:
         return {name: float(total) / self.count for name, total in self.sums.items()}
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint needs."""
+        """The meter's part of a checkpoint."""
         return {"sums": self.sums, "count": self.count}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
-        self.sums, self.count = state["sums"], state["count"]
+        """Continue from a checkpoint."""
+        self.sums, self.count = dict(state["sums"]), int(state["count"])
 
 
 @contextmanager
 def interruptible() -> Iterator[threading.Event]:
-    """Ctrl-C sets the event instead of breaking a step in two; a second one breaks it."""
+    """The first Ctrl-C sets the event, so that a step is finished; a second one interrupts it."""
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event

@@ -1,10 +1,9 @@
-"""Random numbers that depend on the seed and their purpose alone, not on what was drawn before.
+"""Random numbers that depend only on the seed and their purpose, not on what was drawn before.
 
-Every draw has a key: the run's seed, a purpose ("order", "augmentation", "step"), and where it
-stands (epoch, index). So all methods of a seed see the same initial weights, the same order, the
-same augmentation and the same dropout masks, whatever a method draws for itself; the number of
-loading processes makes no difference; and a run that goes on from a checkpoint has no random state
-to restore.
+Every draw has a key: the run's seed, a purpose ("order", "augmentation", "step") and a place
+(epoch, index). All methods of a seed therefore see the same initial weights, order, augmentation
+and dropout masks, whatever a method draws for itself; the number of loading processes makes no
+difference; and a run that continues from a checkpoint has no random state to restore.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ def derive(seed: int, *purpose: Key) -> int:
     """
     text = "\x1f".join(map(str, (seed, *purpose)))
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    # Hashed, since the CPU's generator reads the low 32 bits of its seed alone.
+    # Hashed, because the CPU's generator reads only the low 32 bits of its seed.
     return int.from_bytes(digest, "little") >> 1
 
 
 def generator(seed: int, *purpose: Key) -> torch.Generator:
-    """A generator of its own for one purpose, on the CPU.
+    """A new generator for one purpose, on the CPU.
 
     Example:
         >>> first = torch.rand(1, generator=generator(0, "order"))
@@ -43,10 +42,10 @@ def generator(seed: int, *purpose: Key) -> torch.Generator:
 
 
 def seed_step(seed: int, *purpose: Key) -> None:
-    """Seed the global generators of all devices in use, for what draws from them (dropout, noise).
+    """Seed the global generators of all devices in use, for dropout, noise and the like.
 
-    `torch.manual_seed` does the same, but takes a millisecond to note it for kinds of devices that
-    nobody uses.
+    `torch.manual_seed` does the same, but spends a millisecond on kinds of devices that are not in
+    use.
     """
     value = derive(seed, *purpose)
     torch.default_generator.manual_seed(value)
@@ -59,7 +58,7 @@ def seed_step(seed: int, *purpose: Key) -> None:
 
 @contextmanager
 def seeded(seed: int, *purpose: Key) -> Iterator[None]:
-    """The CPU's global generator seeded for one purpose, and as it was before at the end.
+    """Seed the CPU's global generator for one purpose, and restore it at the end.
 
     Example:
         >>> before = torch.random.get_rng_state()

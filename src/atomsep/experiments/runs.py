@@ -2,43 +2,42 @@
 
     runs/flowers/atom-1a2b3c4d/seed-0/
         config.json     what was asked for, versions, commit, machine
-        metrics.jsonl   a line for every epoch
-        checkpoint.pt   where to go on, gone when the run is finished
+        metrics.jsonl   one line per epoch
+        checkpoint.pt   where to continue from; removed when the run is finished
         model.pt        state dictionaries of the trained models, by name
-        result.json     there when the run is finished, and not before
+        result.json     exists only once the run is finished
 
-Every file is whole at any moment: it is written beside and then put in place.
+Every file is whole at any moment: it is written under another name and then moved into place.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import os
-import platform
-import subprocess
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from importlib import metadata
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import nn
+from typing import IO, TYPE_CHECKING, Any
 
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.files import write_state, writing
 from atomsep.experiments.settings import Settings
 
-LIBRARIES = (
-    *("atomsep", "torch", "torchvision", "transformers", "lightning", "torchmetrics"),
-    *("torch-fidelity", "numpy"),
-)
+if TYPE_CHECKING:
+    import torch
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""Names of experiments and methods, which are also names of folders and files."""
+
+ATTEMPTS = 100
+"""How often the lock is tried while other processes remove its folder."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunKey:
-    """What tells a run from all others."""
+    """What distinguishes a run from all others."""
 
     experiment: str
     method: str
@@ -48,13 +47,13 @@ class RunKey:
     validation: bool = False
 
     def folder(self, root: Path) -> Path:
-        """Where the run lies under the folder of all runs."""
+        """The run's folder under the folder of all runs."""
         name = self.experiment + ("-tiny" if self.tiny else "")
         parts = [name, "validation"] if self.validation else [name]
         return root.joinpath(*parts, f"{self.method}-{self.settings.digest()}", f"seed-{self.seed}")
 
     def record(self) -> dict[str, Any]:
-        """As it is written to disk."""
+        """The key as it is written to disk."""
         return {
             "experiment": self.experiment,
             "method": self.method,
@@ -75,60 +74,76 @@ class Run:
         self.checkpoint = folder / "checkpoint.pt"
         self.model = folder / "model.pt"
         self.result = folder / "result.json"
+        self.lock = folder / ".lock"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out of the folder. The lock goes with the process, however it ends.
+        """Keep other processes out of the folder until the block or the process ends.
 
         Raises:
-            ExperimentError: another process holds it.
+            ExperimentError: another process holds the lock, or the folder cannot be written.
         """
-        import fcntl
-
-        with saying(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file = open(self.folder / ".lock", "w")  # noqa: SIM115
-        with file:
-            try:
-                # Not flock, which processes that load data would hold on to for a while.
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ExperimentError(
-                    f"another process is training in {self.folder}; wait for it, or choose another "
-                    f"folder with --out"
-                ) from None
+        with self._take_lock():
             for part in self.folder.glob(".*.part"):  # what a killed process was writing
                 part.unlink()
             try:
                 yield
             finally:
-                self._leave_nothing_empty()
+                self._remove_if_empty()
 
-    def _leave_nothing_empty(self) -> None:
-        """Take away the folders of a run that wrote nothing."""
-        if [path.name for path in self.folder.iterdir()] == [".lock"]:
-            (self.folder / ".lock").unlink()
-            for folder in (self.folder, *self.folder.parents[:2]):
-                if any(folder.iterdir()):
-                    return
-                folder.rmdir()
+    def _take_lock(self) -> IO[str]:
+        import fcntl
+
+        for attempt in range(ATTEMPTS):
+            with writing(self.folder):
+                try:
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    file = open(self.lock, "w")  # noqa: SIM115
+                except FileNotFoundError:  # another process has just removed the empty folder
+                    if attempt < ATTEMPTS - 1:
+                        continue
+                    raise
+            try:
+                # Not flock, which the processes that load data would hold for a while longer.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # A file that was removed after it was opened locks nobody out.
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(self.lock)):
+                    return file
+            except FileNotFoundError:
+                pass
+            except OSError:
+                file.close()
+                break
+            file.close()
+        raise ExperimentError(
+            f"another process is training in {self.folder}; wait for it, or choose another "
+            f"folder with --out"
+        )
+
+    def _remove_if_empty(self) -> None:
+        """Remove the folders of a run that wrote nothing."""
+        with suppress(OSError):  # another process may be quicker, or a folder not empty
+            if [path.name for path in self.folder.iterdir()] == [self.lock.name]:
+                self.lock.unlink()
+                for folder in (self.folder, *self.folder.parents[:2]):
+                    folder.rmdir()
 
     def read_result(self) -> dict[str, Any] | None:
         """The result, or None if the run is not finished.
 
         Raises:
-            ExperimentError: the file holds something else.
+            ExperimentError: the file does not hold a result.
         """
-        if not self.result.exists():
-            return None
         try:
-            result = json.loads(self.result.read_text(encoding="utf-8"))
-            result["metrics"], result["experiment"], result["method"], result["seed"]
-        except (ValueError, KeyError, TypeError):
+            result: dict[str, Any] = json.loads(self.result.read_text(encoding="utf-8"))
+            _check_result(result)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, OverflowError, RecursionError) as error:
             raise ExperimentError(
-                f"{self.result} is not a result; remove it, and the run is made again"
+                f"{self.result} is not a result ({error}); remove it to train the run again"
             ) from None
-        return dict(result)
+        return {"unreadable": [], **result}
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics so far."""
@@ -137,124 +152,77 @@ class Run:
         return [json.loads(line) for line in self.metrics.read_text().splitlines()]
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Put a checkpoint in the place of the last one."""
-        _save(dict(state), self.checkpoint)
+        """Replace the last checkpoint."""
+        write_state(self.checkpoint, state)
 
     def save_model(self, parts: Mapping[str, Any]) -> None:
         """Keep the trained models and what a method learned, without optimisers."""
+        from torch import nn
+
         models = {}
         for name, part in parts.items():
             module = getattr(part, "method", part)  # of a method on a layer
             if isinstance(module, nn.Module) and module.state_dict():
                 models[name] = module.state_dict()
-        _save(models, self.model)
+        write_state(self.model, models)
 
     def load_checkpoint(self, device: torch.device) -> dict[str, Any] | None:
         """The last checkpoint, or None."""
+        import torch
+
         if not self.checkpoint.exists():
             return None
         try:
             state: dict[str, Any] = torch.load(
                 self.checkpoint, map_location=device, weights_only=True
             )
-            state["parts"], state["epoch"], state["step"]
         except Exception as error:  # a damaged file can break its reader anywhere
-            raise ExperimentError(
-                f"{self.checkpoint} is damaged ({type(error).__name__}); remove it, and the run "
-                f"starts anew"
-            ) from error
+            raise self.bad_checkpoint(type(error).__name__) from error
         return state
 
-
-@contextmanager
-def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Write a file beside its place and then put it there, so that a reader finds it whole.
-
-    Not durable, a power cut may leave the old one.
-    """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield part
-        if durable:
-            with open(part, "rb") as file:
-                os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    def bad_checkpoint(self, reason: str) -> ExperimentError:
+        """The error for a checkpoint that cannot be used."""
+        return ExperimentError(
+            f"{self.checkpoint} cannot be used ({reason}); remove it to start the run over"
+        )
 
 
-def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
-    """Write a text file so that a reader finds the old text or the new one, never a part."""
-    with saying(path), replacing(path, durable=durable) as part:
-        part.write_text(text, encoding="utf-8")
+def _check_result(result: Any) -> None:
+    """Raise a ValueError that says what a result lacks."""
+    kinds = {"experiment": str, "method": str, "seed": int, "settings": dict, "metrics": dict}
+    optional = {"tiny": bool, "validation": bool, "unreadable": list}
+    if type(result) is not dict:
+        raise ValueError("it is not a JSON object")
+    for name, kind in (kinds | optional).items():
+        if name not in result and name in kinds:
+            raise ValueError(f"it has no {name!r}")
+        if name in result and type(result[name]) is not kind:
+            raise ValueError(f"{name!r} is not {_NOUNS[kind]}")
+    for name in ("experiment", "method"):  # tables use them in names of files
+        if not NAME.fullmatch(result[name]):
+            raise ValueError(f"{name!r} is not a name: {result[name]!r}")
+    if not result["metrics"]:
+        raise ValueError("it has no metrics")
+    for name, value in result["metrics"].items():
+        if type(value) not in (int, float):
+            raise ValueError(f"the metric {name!r} is not a number")
+        float(value)  # a whole number can be too large
 
 
-def _save(state: dict[str, Any], path: Path) -> None:
-    # Through a file of Python's, whose errors say what is wrong; torch's own do not.
-    with saying(path), replacing(path) as part, open(part, "wb") as file:
-        torch.save(state, file)
-
-
-@contextmanager
-def saying(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses into a sentence."""
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        advice = "free some space" if full else "see to it"
-        raise ExperimentError(
-            f"{path} cannot be written ({error.strerror}); {advice} and give the same command "
-            f"again: it goes on from the last checkpoint"
-        ) from error
-
-
-def surroundings() -> dict[str, Any]:
-    """Versions, the commit and the machine, for the record."""
-    versions = {"python": platform.python_version()}
-    for name in LIBRARIES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    machine = {
-        "system": platform.platform(),
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-    }
-    if torch.cuda.is_available():
-        machine["gpu"] = torch.cuda.get_device_name()
-    return {"versions": versions, "commit": commit(), "machine": machine}
-
-
-def commit() -> str | None:
-    """The git commit of atomsep's own source, with "+" if it was changed; None outside git."""
-    here = Path(__file__).parent
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(here), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--", str(here.parent))
-        return git("rev-parse", "HEAD") + ("+" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if "model name" in line)
-    except (OSError, StopIteration):
-        return platform.processor()
+_NOUNS: dict[type, str] = {
+    str: "a text",
+    int: "a whole number",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+}
 
 
 def find_results(root: Path, *, validation: bool = False) -> list[dict[str, Any]]:
     """The results of all finished runs under a folder, in order of their paths.
 
     Raises:
-        ExperimentError: there is no such folder, or a file holds something else.
+        ExperimentError: there is no such folder, or a `result.json` does not hold a result.
     """
     if not root.is_dir():
         raise ExperimentError(f"there is no folder {root}; train something first: atomsep train")

@@ -1,7 +1,7 @@
-"""Settings of an experiment: typed, documented, and set from `key=value`.
+"""Settings of an experiment: typed, documented, and set by `key=value`.
 
-Each family of experiments has a dataclass of its own; an experiment gives defaults to its fields,
-another set of defaults for its tiny form, and the command line changes single ones.
+Each family of experiments has its own dataclass. An experiment gives defaults to its fields and
+other defaults for its tiny form; the command line changes single ones.
 """
 
 from __future__ import annotations
@@ -20,59 +20,63 @@ from atomsep.experiments.errors import ExperimentError, unknown
 
 S = TypeVar("S", bound="Settings")
 
+LARGEST = 2**31 - 1
+"""The largest whole number that a setting may be."""
+
 
 def setting(
-    default: Any, help: str, *, low: float | None = None, choices: Sequence[str] = ()
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: Sequence[str | int] = (),
 ) -> Any:
     """A field of settings: its default, what it means, and what it may be."""
-    metadata = {"help": help, "low": low, "choices": tuple(choices)}
+    metadata = {"help": help, "low": low, "high": high, "choices": tuple(choices)}
+    if isinstance(default, dict):  # one per object
+        return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What every experiment has. Together with the seed it decides a result."""
+    """Settings that every experiment has. Together with the seed they determine the result."""
 
     epochs: int = setting(1, "passes over the training samples", low=1)
-    batch: int = setting(64, "samples a step, over all devices", low=1)
-    learning_rate: float = setting(0.1, "of the optimiser", low=0)
+    batch: int = setting(64, "samples per step, over all devices", low=1)
+    learning_rate: float = setting(0.1, "learning rate of the optimiser", low=0)
     weight: float | None = setting(
-        None, "factor of the method's loss; the experiment's own for the method if not set", low=0
+        None, "factor of the method's loss; if not set, the experiment's own for the method", low=0
     )
-    layer: str = setting("", "the layer that the method acts on, by its dotted name or a pattern")
+    layer: str = setting("", "layer that the method acts on, by its dotted name or a pattern")
     layout: str = setting(
         "auto",
-        "where the layer's tokens lie",
+        "position of the tokens in the layer's output",
         choices=("auto", "channels_first", "channels_last", "length_first"),
     )
     precision: str = setting(
-        "32-true", "of the computation", choices=("32-true", "bf16-mixed", "16-mixed", "64-true")
+        "32-true",
+        "precision of the computation",
+        choices=("32-true", "bf16-mixed", "16-mixed", "64-true"),
     )
-    evaluate_every: int = setting(0, "epochs between evaluations; 0: at the end alone", low=0)
-    average_last: int = setting(1, "epochs at the end whose metrics' mean is the result", low=1)
-    method: dict[str, Any] = field(
-        default_factory=dict,
-        metadata={
-            "help": "options of the method, as method.NAME=VALUE",
-            "low": None,
-            "choices": (),
-        },
-    )
+    evaluate_every: int = setting(0, "epochs between evaluations; 0: only at the end", low=0)
+    average_last: int = setting(1, "last epochs whose mean metrics are the result", low=1)
+    method: dict[str, Any] = setting({}, "options of the method, as method.NAME=VALUE")  # noqa: RUF009
 
     def digest(self) -> str:
-        """Eight hexadecimal digits that tell these settings from others."""
+        """Eight hexadecimal digits that distinguish these settings from others."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-def describe(kind: type[Settings] | Settings) -> list[tuple[str, str, str]]:
-    """Name, default and meaning of every setting, for help texts."""
+def describe(settings: Settings) -> list[tuple[str, str, str]]:
+    """Name, value and meaning of every setting, for help texts."""
     rows = []
-    for f in dataclasses.fields(kind):
-        value = getattr(kind, f.name, None) if isinstance(kind, Settings) else f.default
-        choices = f.metadata["choices"]
-        help = f.metadata["help"] + (f" ({', '.join(choices)})" if choices else "")
-        rows.append((f.name, "" if value in (None, {}) else str(value), help))
+    for each in dataclasses.fields(settings):
+        value, choices = getattr(settings, each.name), each.metadata["choices"]
+        help = each.metadata["help"] + (f" ({', '.join(map(str, choices))})" if choices else "")
+        rows.append((each.name, "" if value in (None, {}) else str(value), help))
     return rows
 
 
@@ -80,7 +84,7 @@ def change(settings: S, assignments: Sequence[str]) -> S:
     """Settings with single ones changed by `key=value`.
 
     Raises:
-        ExperimentError: no setting has that name, or the value does not fit it.
+        ExperimentError: no setting has that name, or the value does not fit.
 
     Example:
         >>> change(Settings(), ["epochs=3", "weight=0.5", "method.norm=1"]).epochs
@@ -95,8 +99,8 @@ def change(settings: S, assignments: Sequence[str]) -> S:
             raise ExperimentError(f"{assignment!r} sets nothing; write key=value")
         if key == "method":
             raise ExperimentError(
-                f"{assignment!r} sets no method; choose one with --method, and its options with "
-                f"method.NAME=VALUE"
+                f"{assignment!r} is not a setting; choose a method with --method, and set its "
+                f"options with method.NAME=VALUE"
             )
         if key.startswith("method."):
             options[key.removeprefix("method.")] = _literal(text)
@@ -106,8 +110,12 @@ def change(settings: S, assignments: Sequence[str]) -> S:
 
 
 def override(settings: S, values: Mapping[str, Any]) -> S:
-    """Settings with others for some fields, checked; texts are read as the field's type."""
-    fields = {f.name: f for f in dataclasses.fields(settings)}
+    """Settings with other values for some fields, checked; texts are read as the field's type.
+
+    Raises:
+        ExperimentError: no setting has that name, or the value does not fit.
+    """
+    fields = {each.name: each for each in dataclasses.fields(settings)}
     kinds = typing.get_type_hints(type(settings))
     changed = {}
     for key, value in values.items():
@@ -118,8 +126,7 @@ def override(settings: S, values: Mapping[str, Any]) -> S:
 
 
 def _checked(key: str, value: Any, kind: Any, metadata: Mapping[str, Any]) -> Any:
-    optional = isinstance(kind, types.UnionType)
-    if optional:
+    if isinstance(kind, types.UnionType):
         if value is None or value == "none":
             return None
         kind = next(k for k in typing.get_args(kind) if k is not types.NoneType)
@@ -127,9 +134,13 @@ def _checked(key: str, value: Any, kind: Any, metadata: Mapping[str, Any]) -> An
         value = _read(key, value, kind)
     if kind is float and isinstance(value, int):
         value = float(value)
-    if metadata["choices"] and value not in metadata["choices"]:
-        raise unknown("choice", str(value), metadata["choices"], f"for {key}")
-    low = metadata["low"]
+    choices, low, high = metadata["choices"], metadata["low"], metadata["high"]
+    if choices and value not in choices:
+        raise unknown("choice", str(value), map(str, choices), f"for {key}")
+    if high is None and kind is int:
+        high = LARGEST
+    if high is not None and value > high:
+        raise ExperimentError(f"{key} must be at most {high}, not {value}")
     if low is not None and not (math.isfinite(value) and value >= low):
         raise ExperimentError(f"{key} must be at least {low:g}, not {value}")
     return value
@@ -152,5 +163,5 @@ def _read(key: str, text: str, kind: Any) -> Any:
 def _literal(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

@@ -1,4 +1,4 @@
-"""Hold out a part of the samples, the same share of every class, the same part in every run."""
+"""Hold out the same share of every class, and the same samples in every run."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from atomsep.experiments.randomness import generator
 def stratified(labels: Sequence[int], share: float, purpose: str) -> tuple[list[int], list[int]]:
     """Indices that stay and indices that are held out, both in ascending order.
 
-    Which ones depends on the purpose alone, not on the seed of a run: all runs of a data set have
-    one split. A class with one sample keeps it; one with more gives at least one.
+    The choice depends only on the purpose, not on the seed of a run: all runs on a data set share
+    one split. A class with one sample keeps it; a larger one gives at least one.
 
     Args:
-        labels: of all samples.
-        share: of every class that is held out.
-        purpose: "test" or "validation": two purposes draw apart.
+        labels: classes of all samples.
+        share: share of every class that is held out.
+        purpose: "test" or "validation"; each draws its own samples.
 
     Raises:
         ExperimentError: no class has two samples.
@@ -40,14 +40,14 @@ def stratified(labels: Sequence[int], share: float, purpose: str) -> tuple[list[
         out += members[torch.randperm(len(members), generator=rng)[:count]].tolist()
     if not out:
         raise ExperimentError(
-            f"no class has two samples, so that none can be held out for {purpose}; add samples"
+            f"no class has two samples, so none can be held out for {purpose}; add samples"
         )
     held = set(out)
     return [index for index in range(len(tensor)) if index not in held], sorted(held)
 
 
 class Part:
-    """Some samples of a data set, as a data set."""
+    """A subset of a data set."""
 
     def __init__(self, samples: Samples, indices: Sequence[int]) -> None:
         self.samples, self.indices = samples, list(indices)
@@ -57,11 +57,11 @@ class Part:
         return len(self.indices)
 
     def load(self, index: int) -> tuple[Any, int]:
-        """A sample as it is stored, and its label."""
+        """A stored sample and its label."""
         return self.samples.load(self.indices[index])
 
     def name(self, index: int) -> str:
-        """What to call a sample in a message."""
+        """Name of a sample in messages."""
         return self.samples.name(self.indices[index])
 
 

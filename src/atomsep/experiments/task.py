@@ -5,17 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.loading import Shard
 from atomsep.experiments.settings import Settings
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
+    from torch import Tensor
+
+    from atomsep.experiments.loading import Shard
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,17 @@ class Context:
     """Everything that an experiment builds its task from.
 
     Attributes:
-        settings: of the run.
+        settings: settings of the run.
         method: name of the method; see `atomsep.methods`.
-        seed: of the run.
+        seed: seed of the run.
         fabric: device, precision, processes.
         data: folder of the data sets.
-        download: fetch data that is not there.
+        download: whether to fetch missing data.
         tiny: the form on embedded data, which runs in seconds.
         validation: hold out a part of the training samples and evaluate on it, not on the test
             samples.
-        workers: processes that load data.
-        folder: of the run, for files of the task's own.
+        workers: number of processes that load data.
+        folder: folder of the run, for the task's own files.
     """
 
     settings: Any
@@ -50,18 +51,21 @@ class Context:
     @property
     def shard(self) -> Shard:
         """This process among all."""
+        from atomsep.experiments.loading import Shard
+
         return Shard(self.fabric.global_rank, self.fabric.world_size)
 
 
 class Task(ABC):
     """A model in training. The loop calls `step` for every batch, and `evaluate` at the end.
 
-    Nothing random may be kept between steps: the loop seeds the global generators before each.
+    A task must not keep random state between steps: the loop seeds the global generators before
+    each.
 
     Attributes:
-        steps: batches an epoch.
-        unreadable: samples that were left out because they could not be loaded, by name.
-        beside: the part of the loss that the method's is added to; "": all of them.
+        steps: batches per epoch.
+        unreadable: names of samples that were left out because they could not be loaded.
+        beside: the part of the loss that the method's loss is added to; "": all parts.
     """
 
     steps: int
@@ -72,7 +76,7 @@ class Task(ABC):
 
     @abstractmethod
     def batches(self, epoch: int, start: int) -> Iterable[Any]:
-        """The batches of an epoch from the one with number `start` on."""
+        """The batches of an epoch, starting with batch number `start`."""
 
     @abstractmethod
     def step(self, batch: Any, progress: float) -> Mapping[str, Tensor]:
@@ -81,17 +85,17 @@ class Task(ABC):
         The task's own parts come first; the method's is called "method".
 
         Args:
-            batch: from `batches`.
+            batch: a batch of `batches`.
             progress: share of the training that is done, from 0 to 1, for schedules.
         """
 
     @abstractmethod
     def evaluate(self) -> dict[str, float]:
-        """Metrics on the samples held out."""
+        """Metrics on the held-out samples."""
 
     @abstractmethod
     def parts(self) -> dict[str, Any]:
-        """What must be saved to go on: models, optimisers, the method, by name."""
+        """What a checkpoint must hold: models, optimisers and the method, by name."""
 
     def finish(self) -> list[Path]:
         """Write what the task shows at the end (pictures); returns the files."""
@@ -102,21 +106,24 @@ class Task(ABC):
 class Experiment:
     """A row of the paper, or a user's own, by name.
 
+    A declaration should import nothing heavy, so that the command line can list it at once; see
+    `deferred`.
+
     Attributes:
-        name: on the command line.
-        title: in tables.
+        name: its name on the command line.
+        title: its name in tables.
         summary: one line for `atomsep list`.
-        settings: with the experiment's defaults.
-        tiny: what the tiny form sets otherwise.
+        settings: the settings with the experiment's defaults.
+        tiny: other defaults for the tiny form.
         build: makes the task.
-        methods: names of those that make sense here; "plain" first.
-        metric: the one that tables show and searches go by.
-        higher_is_better: which way it is good.
+        methods: names of the methods that make sense here; "plain" first.
+        metric: the metric that tables show and searches maximise or minimise.
+        higher_is_better: whether a larger metric is better.
         percent: whether tables show the metric times 100.
-        plain: what the method "plain" is called here.
-        weights: of the methods' losses, for the settings as they are.
-        learning_rates: that a search tries.
-        weight_grid: that a search tries, by method; "" for all others.
+        plain: what tables call the method "plain" here.
+        weights: weights of the methods' losses, for the default settings.
+        learning_rates: learning rates that a search tries.
+        weight_grid: weights that a search tries, by method; "" for all others.
     """
 
     name: str
@@ -135,11 +142,26 @@ class Experiment:
     weight_grid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
+def deferred(where: str) -> Callable[[Context], Task]:
+    """The function that `package.module:function` names, imported only when it is called.
+
+    Example:
+        >>> build = deferred("my_package.my_module:build")  # nothing is imported
+    """
+    module, _, function = where.partition(":")
+
+    def build(context: Context) -> Task:
+        task: Task = getattr(import_module(module), function)(context)
+        return task
+
+    return build
+
+
 def main_metric(experiment: Experiment, metrics: Mapping[str, float]) -> str:
     """The metric of a result that tables show and searches go by.
 
-    That is the experiment's own, but for a Fréchet distance over features other than Inception's,
-    which is no FID and has a name of its own.
+    It is the experiment's own. A Fréchet distance over features other than Inception's is not an
+    FID, has its own name, and takes the FID's place.
 
     Raises:
         ExperimentError: the result has neither.
@@ -150,6 +172,6 @@ def main_metric(experiment: Experiment, metrics: Mapping[str, float]) -> str:
     if experiment.metric != "fid" or len(others) != 1:
         raise ExperimentError(
             f"a result of {experiment.name} has no {experiment.metric}, but "
-            f"{', '.join(metrics) or 'no metric at all'}; remove it, and the run is made again"
+            f"{', '.join(metrics) or 'no metric at all'}; remove it to train the run again"
         )
     return others[0]

@@ -1,40 +1,38 @@
-"""The training loop: one for all experiments.
+"""The training loop, shared by all experiments.
 
-It asks the task for batches, seeds the global generators before each step, keeps the books and
-writes checkpoints. Killed at any moment and called again, it goes on from the last checkpoint and
-ends where an unbroken run ends, bit for bit on a CPU.
+It asks the task for batches, seeds the global generators before each step, averages the losses and
+writes checkpoints. A run that was killed at any moment continues from its last checkpoint, and ends
+as an uninterrupted one does, bit for bit on a CPU.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.board import has_tensorboard, tensorboard
+from atomsep.experiments.errors import ExperimentError, StoppedError
+from atomsep.experiments.files import write_text
 from atomsep.experiments.machine import Machine, make_fabric
-from atomsep.experiments.progress import Meter, Silent, Watcher, interruptible
+from atomsep.experiments.progress import Listener, Meter, interruptible
+from atomsep.experiments.provenance import provenance
 from atomsep.experiments.randomness import seed_step
-from atomsep.experiments.runs import Run, RunKey, surroundings, write_whole
+from atomsep.experiments.runs import Run, RunKey
 from atomsep.experiments.task import Context, Experiment, Task
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 READ_EVERY = 0.5
-"""Seconds between two looks at the loss; each waits for the device."""
-
-
-class StoppedError(Exception):
-    """The run was asked to stop, and can go on from its checkpoint."""
+"""Seconds between two readings of the loss; each waits for the device."""
 
 
 def train(
@@ -42,36 +40,40 @@ def train(
     key: RunKey,
     root: Path,
     machine: Machine | None = None,
-    watcher: Watcher | None = None,
+    listener: Listener | None = None,
 ) -> dict[str, Any]:
     """Train one run to its end, or read its result if it is finished.
 
     Args:
-        experiment: the row of the paper.
-        key: method, seed, settings.
+        experiment: the experiment that the key names.
+        key: method, seed and settings.
         root: the folder of all runs.
         machine: where to run.
-        watcher: is told how it goes on.
+        listener: receives the progress.
 
     Returns:
-        The result, as it is in `result.json`.
+        The result, as in `result.json`.
 
     Raises:
-        ExperimentError: the run cannot start or go on.
+        ExperimentError: the run cannot start or continue.
         StoppedError: it was interrupted, and its checkpoint is on disk.
     """
-    machine, watcher = machine or Machine(), watcher or Silent()
+    machine, listener = machine or Machine(), listener or Listener()
     run = Run(key.folder(root))
-    done = run.read_result()
-    if done is not None:
-        return done
+    result = run.read_result()
+    if result is not None:
+        return result
     fabric = make_fabric(machine, key.settings.precision)
     devices = [fabric.device] if fabric.device.type == "cuda" else []
     with (
-        run.locked() if fabric.is_global_zero else _nothing(),
+        run.locked() if fabric.is_global_zero else nullcontext(),
         torch.random.fork_rng(devices=devices),
         _same_threads(),
     ):
+        # Another process may have finished the run before this one got the lock.
+        result = fabric.broadcast(run.read_result() if fabric.is_global_zero else None)
+        if result is not None:
+            return result
         seed_step(key.seed, "initial weights")
         task = experiment.build(
             Context(
@@ -83,14 +85,14 @@ def train(
                 folder=run.folder,
             )
         )
-        about = {**key.record(), **surroundings()}
+        about = {**key.record(), **provenance()}
         if fabric.is_global_zero:
-            write_whole(run.config, json.dumps(about, indent=2) + "\n")
-        return Loop(task, key, run, fabric, machine, watcher, about).run_to_end()
+            write_text(run.config, json.dumps(about, indent=2) + "\n")
+        return Loop(task, key, run, fabric, machine, listener, about).run_to_end()
 
 
 class Loop:
-    """One run under way."""
+    """The state of one run."""
 
     def __init__(
         self,
@@ -99,35 +101,34 @@ class Loop:
         run: Run,
         fabric: Fabric,
         machine: Machine,
-        watcher: Watcher,
+        listener: Listener,
         about: dict[str, Any],
     ) -> None:
         self.task, self.key, self.run, self.fabric = task, key, run, fabric
-        self.machine, self.watcher, self.about = machine, watcher, about
+        self.machine, self.listener, self.about = machine, listener, about
         self.epoch, self.step, self.seconds = 0, 0, 0.0
         self.meter = Meter()
         self.lines: list[str] = []
         self.total = key.settings.epochs * task.steps
-        self.since = time.monotonic()
         if task.steps == 0:
             raise ExperimentError(
-                f"a batch of {key.settings.batch} holds fewer than two of the training samples a "
-                f"process; there is nothing to train on"
+                f"a batch of {key.settings.batch} gives each process fewer than two training "
+                f"samples; there is nothing to train on"
             )
 
     def run_to_end(self) -> dict[str, Any]:
         """Train, evaluate, write the result."""
-        self._go_on()
-        self.watcher.started(self.key, self._done(), self.total)
+        self._continue()
+        self.listener.started(self.key, self._done(), self.total)
         settings, start = self.key.settings, time.monotonic() - self.seconds
-        self.saved = self.since = time.monotonic()
+        self.saved = time.monotonic()
         with interruptible() as stop, self._board() as board:
             while self.epoch < settings.epochs:
                 self._train_epoch(start, stop)
                 line: dict[str, Any] = {"epoch": self.epoch + 1, **self.meter.means()}
                 if self._is_evaluated(self.epoch + 1):
                     metrics = self.task.evaluate()
-                    self.watcher.evaluated(self.epoch + 1, metrics)
+                    self.listener.evaluated(self.epoch + 1, metrics)
                     line["metrics"] = metrics
                 self._write_line(line, start, board)
                 self.epoch, self.step, self.meter = self.epoch + 1, 0, Meter()
@@ -140,9 +141,9 @@ class Loop:
         return epoch > last or (every > 0 and epoch % every == 0)
 
     def _train_epoch(self, start: float, stop: threading.Event) -> None:
-        task, seed, looked = self.task, self.key.seed, time.monotonic()
-        seen, since = 0, looked
-        # Data-parallel, no two processes may drop the same features.
+        task, seed, read = self.task, self.key.seed, time.monotonic()
+        seen, since = 0, read
+        # With several processes, each must drop other features.
         rank = (self.fabric.global_rank,) if self.fabric.world_size > 1 else ()
         for batch in task.batches(self.epoch, self.step):
             seed_step(seed, "step", self.epoch, self.step, *rank)
@@ -153,22 +154,22 @@ class Loop:
             self.step += 1
             seen += self.key.settings.batch
             now = time.monotonic()
-            if now - looked >= READ_EVERY:
-                self._look(seen / (now - since))
-                looked = now
+            if now - read >= READ_EVERY:
+                self._report_losses(seen / (now - since))
+                read = now
             if stop.is_set():
                 self._checkpoint(start)
-                raise StoppedError(f"stopped in epoch {self.epoch + 1}; it goes on from there")
+                raise StoppedError(f"stopped in epoch {self.epoch + 1}, with a checkpoint")
             self._checkpoint_if_due(start)
         if self.step < task.steps:
             raise ExperimentError(
-                f"epoch {self.epoch + 1} gave {self.step} batches, but {task.steps} were promised"
+                f"epoch {self.epoch + 1} had {self.step} batches, not {task.steps} as announced"
             )
-        self._look(seen / max(time.monotonic() - since, 1e-9))
+        self._report_losses(seen / max(time.monotonic() - since, 1e-9))
 
-    def _look(self, rate: float) -> None:
+    def _report_losses(self, rate: float) -> None:
         means = self.meter.means()
-        self.watcher.progressed(self._done(), self.total, means, rate)
+        self.listener.progressed(self._done(), self.total, means, rate)
         bad = [name for name, value in means.items() if value != value]
         if bad:
             raise ExperimentError(
@@ -182,7 +183,7 @@ class Loop:
             task = sum(abs(float(parts[name])) for name in beside)
             ratio = abs(float(parts["method"])) / max(task, 1e-12)
             self.about["loss_ratio"] = ratio
-            self.watcher.ratio(ratio)
+            self.listener.ratio(ratio)
 
     def _done(self) -> int:
         return self.epoch * self.task.steps + self.step
@@ -197,7 +198,7 @@ class Loop:
         return {**self.task.parts(), **({} if scaler is None else {"scaler": scaler})}
 
     def _checkpoint(self, start: float) -> None:
-        """Save everything that the run needs to go on from here."""
+        """Save everything that the run needs to continue from here."""
         state = {name: part.state_dict() for name, part in self._parts().items()}
         if self.fabric.is_global_zero:
             self.run.save_checkpoint(
@@ -214,19 +215,28 @@ class Loop:
             )
         self.saved = time.monotonic()
 
-    def _go_on(self) -> None:
-        """Take up the last checkpoint, if there is one; forget lines of metrics after it."""
+    def _continue(self) -> None:
+        """Load the last checkpoint, if there is one; drop lines of metrics written after it."""
         state = self.run.load_checkpoint(self.fabric.device)
         if state is not None:
-            for name, part in self._parts().items():
-                part.load_state_dict(state["parts"][name])
-            self.epoch, self.step = state["epoch"], state["step"]
-            self.meter.load(state["meter"])
-            self.lines, self.seconds = state["lines"], state["seconds"]
-            if state["loss_ratio"] is not None:
-                self.about["loss_ratio"] = state["loss_ratio"]
-            self.task.unreadable.update(state["unreadable"])
+            try:
+                self._load(state)
+            except Exception as error:  # of another version, or damaged: anything can be missing
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                raise self.run.bad_checkpoint(reason) from error
         self._write_lines()
+
+    def _load(self, state: dict[str, Any]) -> None:
+        for name, part in self._parts().items():
+            part.load_state_dict(state["parts"][name])
+        self.epoch, self.step = int(state["epoch"]), int(state["step"])
+        self.meter.load(state["meter"])
+        self.lines, self.seconds = list(state["lines"]), float(state["seconds"])
+        if self.epoch != len(self.lines):
+            raise ValueError(f"{self.epoch} epochs, but {len(self.lines)} lines of metrics")
+        if state["loss_ratio"] is not None:
+            self.about["loss_ratio"] = state["loss_ratio"]
+        self.task.unreadable.update(state["unreadable"])
 
     def _write_line(self, line: dict[str, Any], start: float, board: Any) -> None:
         for name, value in {**line, **line.get("metrics", {})}.items():
@@ -239,19 +249,13 @@ class Loop:
     def _write_lines(self) -> None:
         if self.fabric.is_global_zero:
             text = "".join(line + "\n" for line in self.lines)
-            write_whole(self.run.metrics, text, durable=False)  # the checkpoint has them too
+            write_text(self.run.metrics, text, durable=False)  # the checkpoint has them too
 
-    @contextmanager
-    def _board(self) -> Iterator[Any]:
-        """A function that writes a number to TensorBoard, where that is installed."""
-        if not (self.machine.tensorboard and self.fabric.is_global_zero and _has_tensorboard()):
-            yield lambda name, value, epoch: None
-            return
-        from torch.utils.tensorboard import SummaryWriter
-
-        folder = str(self.run.folder / "tensorboard")
-        with SummaryWriter(folder, purge_step=self.epoch + 1) as writer:
-            yield writer.add_scalar
+    def _board(self) -> Any:
+        """A function that adds a scalar to TensorBoard, where that is installed."""
+        if self.machine.tensorboard and self.fabric.is_global_zero and has_tensorboard():
+            return tensorboard(self.run.folder / "tensorboard", self.epoch + 1)
+        return nullcontext(lambda name, value, epoch: None)
 
     def _finish(self, start: float) -> dict[str, Any]:
         last = [json.loads(line) for line in self.lines[-self.key.settings.average_last :]]
@@ -270,25 +274,16 @@ class Loop:
         }
         if self.fabric.is_global_zero:
             self.run.save_model(self.task.parts())
-            write_whole(self.run.result, json.dumps(result, indent=2) + "\n")
+            write_text(self.run.result, json.dumps(result, indent=2) + "\n")
             self.run.checkpoint.unlink(missing_ok=True)
         return result
 
 
-def _has_tensorboard() -> bool:
-    return importlib.util.find_spec("tensorboard") is not None
-
-
 @contextmanager
 def _same_threads() -> Iterator[None]:
-    """As many threads at the end as before, whatever the task chose."""
+    """Restore the number of threads, whatever the task chose."""
     threads = torch.get_num_threads()
     try:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

@@ -16,7 +16,6 @@ import atomsep
 from atomsep.core.statistics import Statistics
 from atomsep.experiments.randomness import generator, seeded
 from atomsep.experiments.runs import Run, RunKey
-from atomsep.experiments.synthetic.experiment import ACTIVATIONS
 from atomsep.experiments.synthetic.mixtures import (
     DEVIATION,
     MEAN,
@@ -94,9 +93,7 @@ def trained_model(key: RunKey, root: Path) -> MixtureClassifier:
 def untrained_model(key: RunKey) -> MixtureClassifier:
     """The model that a run starts from."""
     with seeded(key.seed, "initial weights"):
-        model = MixtureClassifier()
-    model.activation = ACTIVATIONS[key.settings.activation]()  # type: ignore[attr-defined]
-    return model
+        return MixtureClassifier(key.settings.activation)  # type: ignore[attr-defined]
 
 
 def colour_of(method: str) -> str:

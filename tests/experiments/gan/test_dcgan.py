@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from atomsep.experiments.gan.dcgan import LAST_HIDDEN, Discriminator, Generator
+from atomsep.experiments.gan.dcgan import Discriminator, Generator
+from atomsep.experiments.gan.experiments import LAST_HIDDEN
 
 
 def size(model: nn.Module) -> int:

@@ -253,7 +253,7 @@ def test_features_that_cannot_be(tmp_path: Path) -> None:
         ("clasifier", "features must be inception, classifier or"),
         (f"{__name__}:not_a_module", "must return a torch.nn.Module, not int"),
         ("no_such_package:function", "cannot be imported"),
-        ("classifier", "needs images with labels"),
+        ("classifier", "needs labels: each image in"),
     ):
         with pytest.raises(ExperimentError, match=message):
             get(kind)

@@ -185,7 +185,7 @@ def test_vq_puts_codes_in_the_layers_place_and_learns_them() -> None:
 
 
 @pytest.mark.parametrize("method", ["atom", "vq"])
-def test_a_crashed_run_goes_on_as_if_nothing_had_happened(
+def test_a_crashed_run_continues_as_if_nothing_had_happened(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = tiny(MNIST, method, 0, "train_samples=128", "evaluate_every=1")
@@ -270,13 +270,12 @@ def test_own_images(tmp_path: Path) -> None:
     result = run(key, tmp_path / "runs")
     assert result["metrics"]["frechet_classifier"] > 0
     for settings, message in (
-        (["folder=", "width=4"], "name it: --set folder=PATH"),
-        (["channels=2"], "channels must be 1"),
+        (["folder=", "width=4"], "name the folder of the images with --set folder=PATH"),
+        (["channels=2"], "no choice '2' for channels"),
         ([f"folder={tmp_path / 'none'}"], "there is no folder"),
     ):
-        key = run_key(OWN, "plain", 0, [*settings, "features=classifier"])
         with pytest.raises(ExperimentError, match=message):
-            task_of(key)
+            task_of(run_key(OWN, "plain", 0, [*settings, "features=classifier"]))
 
 
 def test_bytes_and_back() -> None:

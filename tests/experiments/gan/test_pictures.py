@@ -107,7 +107,7 @@ def test_missing_and_damaged_data(tmp_path: Path) -> None:
     base = tmp_path / "cifar10" / "cifar-10-batches-py"
     base.mkdir(parents=True)
     (base / "data_batch_1").write_bytes(b"half a file")
-    with pytest.raises(ExperimentError, match="CIFAR10 is not in .*, or damaged"):
+    with pytest.raises(ExperimentError, match="CIFAR10 is not in .*, or is damaged"):
         cifar10(tmp_path, download=False)
 
 

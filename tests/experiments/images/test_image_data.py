@@ -231,7 +231,9 @@ def test_a_damaged_image_stops_the_run_by_its_name(
     machine = Machine(device="cpu", tensorboard=False, workers=workers)
     with pytest.raises(ExperimentError) as caught:
         train(OWN_IMAGES, key, tmp_path / "runs", machine)
-    assert re.search(r"[ab]/[73]\.png \(.*\) cannot be read; mend or remove it", str(caught.value))
+    assert re.search(
+        r"[ab]/[73]\.png \(.*\) cannot be read; repair or remove it", str(caught.value)
+    )
     assert "\n" not in str(caught.value)
     assert "unreadable=skip" in str(caught.value)
 
@@ -250,11 +252,11 @@ def test_damaged_images_are_left_out_by_choice_and_counted(damaged: Path, tmp_pa
     [
         ({}, "is empty; its layout must be FOLDER/train/CLASS"),
         ({"train/a": 2, "train/b": 2}, "has train/ but neither val/ nor test/"),
-        ({"a": 3}, "holds one class only, 'a'; a classifier needs two"),
+        ({"a": 3}, "holds only one class, 'a'; a classifier needs two"),
         ({"a": 3, "b": 0}, "b holds no images; fill it or remove it"),
         ({"a": 0, "b": 0}, "hold no images (.jpg"),
         ({".": 3}, "holds no class folders; the layout must be FOLDER/train/CLASS"),
-        ({"train/a": 2, "train/b": 2, "val/c": 1}, "no class 'c' to train on, which"),
+        ({"train/a": 2, "train/b": 2, "val/c": 1}, "no class 'c' among the training samples, but"),
     ],
 )
 def test_other_layouts_are_refused(make: dict[str, int], message: str, tmp_path: Path) -> None:
@@ -272,10 +274,18 @@ def test_other_layouts_are_refused(make: dict[str, int], message: str, tmp_path:
 @pytest.mark.parametrize(
     ("experiment", "read", "message"),
     [
-        (PETS, read_pets, "there is no folder {data}/oxford-iiit-pet; pass --download"),
-        (FLOWERS, read_flowers, "there is no folder {data}/flowers-102; pass --download"),
+        (
+            PETS,
+            read_pets,
+            "there is no folder {data}/oxford-iiit-pet; fetch OxfordIIITPet with --download",
+        ),
+        (
+            FLOWERS,
+            read_flowers,
+            "there is no folder {data}/flowers-102; fetch Flowers102 with --download",
+        ),
         (IMAGENET, read_imagenet, "there is no folder {data}/imagenet; put ImageNet there"),
-        (OWN_IMAGES, read_own_images, "say where the images are with --set folder=FOLDER"),
+        (OWN_IMAGES, read_own_images, "name the folder of the images with --set folder=FOLDER"),
     ],
 )
 def test_missing_data_says_what_to_do(
@@ -287,7 +297,7 @@ def test_missing_data_says_what_to_do(
 
 
 def test_imagenet_cannot_be_downloaded(tmp_path: Path) -> None:
-    with pytest.raises(ExperimentError, match="cannot be fetched with --download"):
+    with pytest.raises(ExperimentError, match="--download cannot fetch ImageNet"):
         read_imagenet(context_of(IMAGENET, tmp_path, download=True))
 
 
@@ -296,7 +306,7 @@ def test_imagenet_cannot_be_downloaded(tmp_path: Path) -> None:
 )
 def test_a_data_set_of_another_layout(read: Any, name: str, tmp_path: Path) -> None:
     paint(tmp_path / name / "images" / "x.jpg")
-    with pytest.raises(ExperimentError, match="does not hold .*; remove it and pass --download"):
+    with pytest.raises(ExperimentError, match="does not hold .*; remove it and use --download"):
         read(context_of(PETS, tmp_path))
 
 

@@ -13,6 +13,7 @@ from tiny_runs import run, train_and_check
 from torch import Tensor
 
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.images.build import augmentation, central, metrics
 from atomsep.experiments.images.experiments import (
     FLOWERS,
     IMAGENET,
@@ -20,9 +21,6 @@ from atomsep.experiments.images.experiments import (
     OWN_IMAGES,
     PETS,
     ImageSettings,
-    augmentation,
-    central,
-    metrics,
 )
 from atomsep.experiments.images.models import check_image_model, make_image_model
 from atomsep.experiments.machine import Machine, make_fabric
@@ -196,14 +194,14 @@ def test_a_model_of_ones_own_trains(own_module: str, tmp_path: Path) -> None:
     [
         (["model=resnet81"], "no model 'resnet81' in torchvision; did you mean 'resnet"),
         (["layer=layer1.1.bn9"], "layer 'layer1.1.bn9' matches nothing; did you mean 'layer1.1.bn"),
-        (["model=mobilenet_v3_small"], "stem and stages are of torchvision's ResNets"),
+        (["model=mobilenet_v3_small"], "stem and stages apply only to torchvision's ResNets"),
         (["model=alexnet", "stages=4"], "model=alexnet cannot take images of 32 x 32 pixels"),
         (["image=4"], "image must be at least 16, not 4"),
-        (["crop_scale=1.5"], "crop_scale must lie in"),
+        (["crop_scale=1.5"], "crop_scale must be at most 1"),
         (["augmentation=crop"], "no choice 'crop' for augmentation; did you mean 'crop-flip'?"),
         (["model=no_such_module:make"], "the module cannot be imported (No module named"),
         (["model=torch.nn:Linar"], "no function 'Linar' in torch.nn; did you mean 'Linear'?"),
-        (["model={own}:no_model", "stages=4"], "returned int; it must return a torch.nn.Module"),
+        (["model={own}:no_model", "stages=4"], "must return a torch.nn.Module, not int"),
         (["model={own}:wrong_width", "stages=4"], "returns (2, 11) for 2 images"),
     ],
 )

@@ -98,3 +98,11 @@ def test_methods_are_corrected_together() -> None:
     p = [each.t for each in found.values()]
     assert [each.t_holm for each in found.values()] == pytest.approx(holm(p))
     assert max(each.t_holm for each in found.values()) > min(p)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_seed_that_is_not_finite_leaves_no_test(value: float) -> None:
+    found = compare(PLAIN, {**METHOD, 2: value})
+    assert not math.isfinite(found.difference)
+    assert all(map(math.isnan, (found.low, found.high, found.t, found.wilcoxon)))
+    assert math.isnan(deviation([0.5, value, 0.7]))

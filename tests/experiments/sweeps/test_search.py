@@ -16,7 +16,7 @@ from atomsep.experiments.runs import RunKey
 from atomsep.experiments.sweeps import search as module
 from atomsep.experiments.sweeps.search import search
 from atomsep.experiments.sweeps.sweep import Failure, SweepReport
-from atomsep.experiments.synthetic import experiment as synthetic
+from atomsep.experiments.synthetic import build as synthetic
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
 from atomsep.experiments.training import StoppedError, train
 
@@ -107,7 +107,10 @@ def test_a_trial_with_a_failed_seed_is_not_chosen(judged: Any, tmp_path: Path) -
     ("options", "sentence"),
     [
         ({"assignments": ["weight=1"]}, "--search chooses the weight"),
-        ({"seeds": [5, 100], "reported": range(10)}, "seed 5 is both reported and searched on"),
+        (
+            {"seeds": [5, 100], "reported": range(10)},
+            "seed 5 is in both --seeds and --search-seeds",
+        ),
     ],
 )
 def test_bad_requests_get_a_sentence(

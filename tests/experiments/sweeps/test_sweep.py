@@ -105,7 +105,7 @@ def test_a_broken_result_fails_alone(
     Run(broken.folder(tmp_path)).result.write_text("nonsense")
     report = run_sweep([broken, trial("plain", 0)], tmp_path, CPU)
     assert [r["method"] for r in report.results] == ["plain"]
-    assert "is not a result; remove it" in report.failed[0].reason
+    assert "is not a result (Expecting value" in report.failed[0].reason
 
 
 def test_errors_are_sentences(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_cores_and_gpus_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_real_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One is killed in a trial, the next goes on and is stopped in another: nothing is lost."""
+    """One is killed in a trial, the next is stopped in another: nothing is lost."""
     killed, bad, short = (
         trial("atom", 0, "epochs=30"),
         trial("atom", 2, "layer=x"),

@@ -14,8 +14,9 @@ from atomsep.experiments.machine import Machine, make_fabric
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.settings import override
 from atomsep.experiments.task import Context, Experiment
+from atomsep.experiments.text.build import make_optimiser
 from atomsep.experiments.text.data import Texts
-from atomsep.experiments.text.experiments import COLA, OWN_TEXT, POEM, TEXTS, make_optimiser
+from atomsep.experiments.text.experiments import COLA, OWN_TEXT, POEM, TEXTS
 from atomsep.experiments.text.models import Pad, Tokens, load_encoder
 from atomsep.experiments.text.tiny import agreement, tiny_encoder, verses
 
@@ -162,7 +163,7 @@ def test_a_folder_trains_and_its_seeds_differ(saved: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("some-model-nobody-has", "pass --download to fetch it, or name a folder"),
+        ("some-model-nobody-has", "fetch it with --download, or name a folder"),
         ("{empty}", "does not hold a model with its tokenizer"),
         ("{empty}/nothing", "cannot be loaded"),
     ],

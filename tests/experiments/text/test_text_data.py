@@ -117,7 +117,7 @@ def test_missing_data_says_what_to_do(
     with pytest.raises(ExperimentError) as caught:
         read(context_of(experiment, tmp_path))
     assert f"there is no folder {tmp_path / folder}, which must hold" in str(caught.value)
-    assert "pass --download" in str(caught.value)
+    assert " with --download, or name the folder" in str(caught.value)
     (tmp_path / folder).mkdir()
     with pytest.raises(ExperimentError, match="not all files are in"):
         read(context_of(experiment, tmp_path))
@@ -197,11 +197,11 @@ def test_sentences_from_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("rows", "changes", "message"),
     [
-        (ROWS, ["text_column=txt"], "{file} must have one column 'txt', and its columns are"),
+        (ROWS, ["text_column=txt"], "{file} must have one column 'txt', but its columns are"),
         (ROWS, ["label_column=klass"], "must have one column 'klass'"),
-        (["1,ham,a", "2,ham,b"], [], "holds one class only, 'ham'"),
+        (["1,ham,a", "2,ham,b"], [], "holds only one class, 'ham'"),
         ([], [], "holds no samples below its header"),
-        (["1,,a", "2,ham,b"], [], "line 2: the label is empty; fill it or remove it"),
+        (["1,,a", "2,ham,b"], [], "line 2: the label is empty; fill it in or remove"),
         (["1,ham"], [], "line 2: 2 columns, but the header has 3"),
         (["1,a,x", "2,b,y"], [], "no class has two samples"),
     ],
@@ -217,7 +217,7 @@ def test_bad_tables_are_refused(
 
 def test_files_that_are_no_tables(tmp_path: Path) -> None:
     for file, message in (
-        ("", "say where the sentences are with --set file=FILE.csv"),
+        ("", "name the file of the sentences with --set file=FILE.csv"),
         ("x.json", "must be a .csv or .tsv file"),
         ("nothing.csv", "nothing.csv cannot be read as a table"),
     ):
@@ -231,7 +231,7 @@ def test_a_label_that_training_has_not_is_refused(tmp_path: Path) -> None:
     held = write_table(tmp_path / "held.csv", ["1,spamm,a"])
     with pytest.raises(ExperimentError) as caught:
         read_own_text(context_of(OWN_TEXT, tmp_path, f"file={file}", f"test_file={held}"))
-    assert f"no class 'spamm' to train on, which {held} has" in str(caught.value)
+    assert f"no class 'spamm' among the training samples, but {held} has it" in str(caught.value)
 
 
 class Server(SimpleHTTPRequestHandler):
@@ -299,11 +299,14 @@ def test_poem_is_downloaded(
 def test_a_broken_download_leaves_nothing(server: tuple[str, Path], tmp_path: Path) -> None:
     url, served = server
     (served / "broken.tsv").write_text("0123456789")
-    for name, reason in (("broken.tsv", "5 of 10 bytes came"), ("none.tsv", "HTTP Error 404")):
+    for name, reason in (
+        ("broken.tsv", "only 5 of 10 bytes arrived"),
+        ("none.tsv", "HTTP Error 404"),
+    ):
         with pytest.raises(ExperimentError) as caught:
             fetch(url + name, tmp_path / "new" / name)
         assert reason in str(caught.value)
-        assert "try again, or put the file there by hand" in str(caught.value)
+        assert "try again, or put the file there yourself" in str(caught.value)
     assert list((tmp_path / "new").iterdir()) == []
 
 

@@ -12,7 +12,6 @@ example's gradient vanishes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from atomsep.experiments.gan.dcgan import LAST_HIDDEN
-from atomsep.experiments.gan.fidelity import NEIGHBOURS, Fidelity
+from atomsep.experiments.gan.fidelity import Fidelity
 from atomsep.experiments.gan.grids import write_importance, write_samples
 from atomsep.experiments.gan.pictures import Pictures, as_bytes, normalise
 from atomsep.experiments.latent import MethodOnLayer
 from atomsep.experiments.loading import epoch_batches
 from atomsep.experiments.randomness import generator as stream
-from atomsep.experiments.settings import Settings, setting
 from atomsep.experiments.task import Context, Task
 
 BETAS = (0.5, 0.999)
@@ -35,35 +32,6 @@ BETAS = (0.5, 0.999)
 
 SHOWN = 64
 """Samples in a picture."""
-
-
-@dataclass(frozen=True)
-class GanSettings(Settings):
-    """Settings of the GANs."""
-
-    epochs: int = setting(25, "passes over the training images", low=1)
-    average_last: int = setting(6, "epochs at the end whose metrics' mean is the result", low=1)
-    learning_rate: float = setting(2e-4, "of both networks' Adam", low=0)
-    layer: str = setting(LAST_HIDDEN, "the generator's layer that the method acts on")
-    width: int = setting(64, "features of the generator's last hidden layer", low=1)
-    z: int = setting(100, "length of the noise", low=1)
-    train_samples: int = setting(0, "training images, drawn from all; 0: all", low=0)
-    samples: int = setting(
-        10_000, "generated images that metrics are computed over", low=NEIGHBOURS + 1
-    )
-    features: str = setting(
-        "inception", "of the Fréchet distance: inception, classifier or package.module:function"
-    )
-    features_weights: str = setting("", "file of Inception's weights; torch's cache if not set")
-
-
-@dataclass(frozen=True)
-class OwnGanSettings(GanSettings):
-    """Settings of a GAN on a folder of images."""
-
-    folder: str = setting("", "of the images; subfolders are classes")
-    channels: int = setting(3, "1 for grey images, 3 for coloured ones", low=1)
-    unreadable: str = setting("stop", "at an image that cannot be read", choices=("stop", "skip"))
 
 
 class Gan(Task):
@@ -74,7 +42,7 @@ class Gan(Task):
         generator: from noise to images.
         discriminator: from images to logits.
         training: the images.
-        fidelity: compares samples with real images.
+        fidelity: compares generated images with real ones.
     """
 
     beside = "generator"
@@ -91,7 +59,7 @@ class Gan(Task):
         settings, self.fabric = context.settings, context.fabric
         self.settings, self.seed, self.shard = settings, context.seed, context.shard
         self.fidelity, self.folder = fidelity, context.folder
-        # On the device, a step waits for nothing from the host.
+        # On the device, so that a step does not wait for the host.
         self.images = training.images.to(self.fabric.device)
         self.unreadable.update(training.unreadable)
         self.steps = len(self._epoch(0))
@@ -127,21 +95,21 @@ class Gan(Task):
     def step(self, batch: Tensor, progress: float) -> Mapping[str, Tensor]:
         """A step of the discriminator, then one of the generator with the same fakes."""
         real = normalise(batch)
-        # Every process draws the noise of all and takes its own, so that no two are the same.
+        # Every process draws the noise of all and takes its own part, so that no two are equal.
         rank, world = self.shard.rank, self.shard.world
         shape = (len(real) * world, self.settings.z, 1, 1)
         noise = torch.randn(shape, device=real.device)[rank::world]
 
         self.discriminator_optimiser.zero_grad()
-        real_loss = _judged(self.discriminator(real), 1.0)
+        real_loss = _adversarial_loss(self.discriminator(real), 1.0)
         self.fabric.backward(real_loss)
         fake = self.generator(noise)
-        fake_loss = _judged(self.discriminator(fake.detach()), 0.0)
+        fake_loss = _adversarial_loss(self.discriminator(fake.detach()), 0.0)
         self.fabric.backward(fake_loss)
         self.discriminator_optimiser.step()
 
         self.generator_optimiser.zero_grad()
-        generator_loss = _judged(self.discriminator(fake), 1.0)
+        generator_loss = _adversarial_loss(self.discriminator(fake), 1.0)
         method_loss = self.on_layer.loss(None)
         whole = generator_loss if method_loss is None else generator_loss + method_loss
         self.fabric.backward(whole)
@@ -154,10 +122,10 @@ class Gan(Task):
         return {name: part.detach() for name, part in parts.items()}
 
     def evaluate(self) -> dict[str, float]:
-        """Fréchet distance, precision and recall of as many samples as are set."""
+        """Fréchet distance, precision and recall of the number of samples that is set."""
         batch, count = self.settings.batch, self.settings.samples
         draws = stream(self.seed, "samples")
-        # Whole batches, since a sample depends on its batch's statistics; then what was asked for.
+        # Whole batches, because a sample depends on its batch's statistics; then as many as set.
         noise = (self._noise(batch, draws) for _ in range(-(-count // batch)))
         samples = torch.cat([self.sample(part) for part in noise])[:count]
         return {name: round(x, 7) for name, x in self.fidelity.compare(samples).items()}
@@ -197,5 +165,5 @@ class Gan(Task):
         return files
 
 
-def _judged(logits: Tensor, label: float) -> Tensor:
+def _adversarial_loss(logits: Tensor, label: float) -> Tensor:
     return binary_cross_entropy_with_logits(logits, torch.full_like(logits, label))

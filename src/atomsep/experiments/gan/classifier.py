@@ -1,7 +1,7 @@
-"""A small classifier of a data set's own labels, for a Fréchet distance where Inception is not.
+"""A small classifier of a data set's own labels, for a Fréchet distance without Inception.
 
-It is trained with a fixed seed and kept on disk, so that all runs on one machine compare by the
-same features.
+It is trained with a fixed seed and kept on disk, so that all runs on one machine use the same
+features.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, cross_entropy
 
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.files import write_state, writing
 from atomsep.experiments.gan.pictures import Pictures
 from atomsep.experiments.randomness import generator, seeded
-from atomsep.experiments.runs import replacing, saying
 
 BATCH, STEPS, PASSES, RATE = 64, 2000, 8, 2e-3
-"""Training: images a step, most steps, most passes over the images, first rate of Adam."""
+"""Training: images per step, most steps, most passes over the images, initial rate of Adam."""
 
 
 class Classifier(nn.Module):
-    """A small convolutional network on images of 32 px; its features are the layer before last.
+    """A small convolutional network on images of 32 px; its features are the last hidden layer.
 
     Args:
-        classes: how many it tells apart.
+        classes: number of classes.
     """
 
     def __init__(self, classes: int) -> None:
@@ -46,7 +46,7 @@ class Classifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Features `(B, 128)` of bytes `(B, 3, H, W)`."""
-        # The mean over whole blocks: 64 px become 32.
+        # Means over whole blocks: 64 px become 32.
         small = adaptive_avg_pool2d(images.float(), 32)
         features: Tensor = self.features(self.body(small / 127.5 - 1))
         return features
@@ -57,8 +57,9 @@ def classifier(pictures: Pictures, device: torch.device, folder: Path | None) ->
 
     Args:
         pictures: images and labels.
-        device: to train on.
-        folder: where it is kept, under a name that depends on images and labels; None for nowhere.
+        device: device to train on.
+        folder: where to keep it, under a name that depends on images and labels; None not to keep
+            it.
 
     Raises:
         ExperimentError: the images have no labels, or the file on disk is damaged.
@@ -66,8 +67,8 @@ def classifier(pictures: Pictures, device: torch.device, folder: Path | None) ->
     labels = pictures.labels
     if labels is None:
         raise ExperimentError(
-            "features=classifier needs images with labels, each in the subfolder of its class, at "
-            "least two of them; set features=inception otherwise"
+            "features=classifier needs labels: each image in the subfolder of its class, and at "
+            "least two classes; otherwise set features=inception"
         )
     with seeded(0, "classifier"):
         model = Classifier(int(labels.max()) + 1)
@@ -75,23 +76,22 @@ def classifier(pictures: Pictures, device: torch.device, folder: Path | None) ->
         _train(model, pictures, labels, device)
         return model
     path = folder / f"classifier-{_digest(pictures.images, labels)}.pt"
-    with _alone(path):  # processes of a sweep wait for the first
+    with _alone(path):  # other processes of a sweep wait for the first
         if path.exists():
             try:
                 model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
             except (RuntimeError, UnpicklingError, EOFError) as error:
                 raise ExperimentError(
-                    f"{path} is damaged; remove it, and the classifier is trained again"
+                    f"{path} is damaged; remove it to train the classifier again"
                 ) from error
         else:
             _train(model, pictures, labels, device)
-            with saying(path), replacing(path) as part:
-                torch.save(model.cpu().state_dict(), part)
+            write_state(path, model.cpu().state_dict())
     return model
 
 
 def _train(model: Classifier, pictures: Pictures, labels: Tensor, device: torch.device) -> None:
-    """Adam with a rate that falls to 0."""
+    """Train with Adam, whose rate falls to 0."""
     count = len(labels)
     steps = min(STEPS, PASSES * -(-count // BATCH))
     passes = -(-steps * BATCH // count)
@@ -117,8 +117,8 @@ def _digest(*tensors: Tensor) -> str:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Keep other processes from making the same file meanwhile."""
-    with saying(path):
+    """Keep other processes from making the same file at the same time."""
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR)
     try:

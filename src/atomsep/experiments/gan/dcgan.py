@@ -1,7 +1,7 @@
 """The DCGAN of PyTorch's examples, for images of 64 px.
 
-The discriminator gives logits: the example's sigmoid is part of the loss here (see `gan`). The
-names of all weights are the example's.
+The discriminator returns logits: the example's sigmoid is part of the loss here (see
+`adversarial`). All weights have the example's names.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ from torch import Tensor, nn
 SIDE = 64
 """Height and width of the images."""
 
-LAST_HIDDEN = "main.10"
-"""The generator's last hidden layer before its activation, `(M, width, 32, 32)`."""
-
 
 class Generator(nn.Module):
     """From noise `(M, z, 1, 1)` to images `(M, channels, 64, 64)` in [-1, 1].
 
     Args:
         channels: 1 for grey images, 3 for colour.
-        width: features of the last hidden layer; the layers before have 2, 4 and 8 times as many.
+        width: features of the last hidden layer; the layers before it have 2, 4 and 8 times as
+            many.
         z: length of the noise.
 
     Example:
@@ -60,7 +58,7 @@ class Discriminator(nn.Module):
 
     Args:
         channels: 1 for grey images, 3 for colour.
-        width: features of the first hidden layer; those after have 2, 4 and 8 times as many.
+        width: features of the first hidden layer; those after it have 2, 4 and 8 times as many.
 
     Example:
         >>> import torch
@@ -93,7 +91,7 @@ class Discriminator(nn.Module):
 
 
 def initialise(module: nn.Module) -> None:
-    """The example's initial weights: convolutions N(0, 0.02), normalisations N(1, 0.02) and 0."""
+    """The example's initial weights: convolutions N(0, 0.02); norms N(1, 0.02), and 0 as bias."""
     if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
         nn.init.normal_(module.weight, 0.0, 0.02)
     elif isinstance(module, nn.BatchNorm2d):

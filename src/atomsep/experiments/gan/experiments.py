@@ -1,30 +1,25 @@
 """The GANs of the paper's image synthesis, and one on a user's own folder of images.
 
-The paper gives one weight, 0.02, for atom modeling. With the mean over tokens, as here, a probe on
-MNIST found 1 to be good. 0.02 goes to SSCL, and VQ has its own loss unweighted.
+The paper gives one weight, 0.02, for atom modeling. With means over tokens, as here, a trial on
+MNIST found 1 to be good. SSCL gets 0.02, and VQ its own loss unweighted.
 
-A GAN's quality jumps from epoch to epoch, so the mean over the last six is reported. Samples are
-compared with all training images (for a search, with a tenth that is held out).
+A GAN's quality varies from epoch to epoch, so the mean over the last six is reported. Samples are
+compared with all training images (in a search, with a tenth that is held out).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass
 
-import torch
-
-from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.gan import pictures
-from atomsep.experiments.gan.adversarial import Gan, GanSettings, OwnGanSettings
-from atomsep.experiments.gan.dcgan import Discriminator, Generator
-from atomsep.experiments.gan.features import find_features
-from atomsep.experiments.gan.fidelity import Fidelity
-from atomsep.experiments.gan.pictures import Pictures
-from atomsep.experiments.randomness import generator as stream
-from atomsep.experiments.task import Context, Experiment, Task
+from atomsep.experiments.settings import Settings, setting
+from atomsep.experiments.task import Experiment, deferred
 from atomsep.methods.registry import ATOM_MODELING, OfferedMethods
+
+LAST_HIDDEN = "main.10"
+"""The generator's last hidden layer before its activation, `(M, width, 32, 32)`."""
+
+NEIGHBOURS = 3
+"""A sample's ball reaches to its third neighbour, as in the paper on precision and recall."""
 
 TINY = {
     "epochs": 2,
@@ -37,45 +32,36 @@ TINY = {
 }
 
 
-def build(read: Callable[[Context], Pictures], channels: int, context: Context) -> Task:
-    """The networks of a seed with their images."""
-    settings = context.settings
-    generator = Generator(channels, settings.width, settings.z)
-    discriminator = Discriminator(channels, settings.width)
-    embedded = context.tiny and not getattr(settings, "folder", "")
-    whole = pictures.digits(channels) if embedded else read(context)
-    order = torch.randperm(len(whole), generator=stream(0, "training samples"))
-    held_out = None
-    if context.validation:
-        part = max(1, len(whole) // 10)
-        held_out, order = whole.take(order[:part]), order[part:]
-    training = whole
-    if context.validation or settings.train_samples:
-        training = whole.take(order[: settings.train_samples or None].sort().values)
-    features = find_features(
-        settings.features,
-        settings.features_weights,
-        training,
-        device=context.fabric.device,
-        data=None if context.tiny else context.data,
-        download=context.download,
+@dataclass(frozen=True)
+class GanSettings(Settings):
+    """Settings of the GANs."""
+
+    epochs: int = setting(25, "passes over the training images", low=1)
+    average_last: int = setting(6, "last epochs whose mean metrics are the result", low=1)
+    learning_rate: float = setting(2e-4, "learning rate of Adam, for both networks", low=0)
+    layer: str = setting(LAST_HIDDEN, "layer of the generator that the method acts on")
+    width: int = setting(64, "features of the generator's last hidden layer", low=1)
+    z: int = setting(100, "length of the noise", low=1)
+    train_samples: int = setting(0, "training images, drawn from all; 0: all", low=0)
+    samples: int = setting(
+        10_000, "generated images that metrics are computed over", low=NEIGHBOURS + 1
     )
-    fidelity = Fidelity(features, (held_out or training).images)
-    return Gan(context, generator, discriminator, training, fidelity)
+    features: str = setting(
+        "inception",
+        "features of the Fréchet distance: inception, classifier or package.module:function",
+    )
+    features_weights: str = setting("", "file of Inception's weights; if not set, torch's cache")
 
 
-def _read_folder(context: Context) -> Pictures:
-    settings = context.settings
-    if not settings.folder:
-        raise ExperimentError("own-gan trains on a folder of images; name it: --set folder=PATH")
-    return pictures.folder(Path(settings.folder), settings.channels, settings.unreadable == "skip")
+@dataclass(frozen=True)
+class OwnGanSettings(GanSettings):
+    """Settings of a GAN on a folder of images."""
 
-
-def _build_own(context: Context) -> Task:
-    channels = context.settings.channels
-    if channels not in (1, 3):
-        raise ExperimentError(f"channels must be 1 (grey) or 3 (coloured), not {channels}")
-    return build(_read_folder, channels, context)
+    folder: str = setting("", "folder of the images; its subfolders are classes")
+    channels: int = setting(3, "1 for grey images, 3 for colour", choices=(1, 3))
+    unreadable: str = setting(
+        "stop", "what to do with an image that cannot be read", choices=("stop", "skip")
+    )
 
 
 def _experiment(
@@ -83,7 +69,7 @@ def _experiment(
     title: str,
     summary: str,
     settings: GanSettings,
-    make: Callable[[Context], Task],
+    build: str,
 ) -> Experiment:
     return Experiment(
         name=name,
@@ -91,7 +77,7 @@ def _experiment(
         summary=summary,
         settings=settings,
         tiny=TINY,
-        build=make,
+        build=deferred(f"atomsep.experiments.gan.build:{build}"),
         methods=OfferedMethods("gan"),
         metric="fid",
         higher_is_better=False,
@@ -113,20 +99,20 @@ GANS = (
         "MNIST, DCGAN",
         "DCGAN on MNIST at 64 px",
         GanSettings(samples=2000),
-        partial(build, lambda context: pictures.mnist(context.data, context.download), 1),
+        "build_mnist",
     ),
     _experiment(
         "cifar10-gan",
         "CIFAR-10, DCGAN",
         "DCGAN on CIFAR-10 at 64 px",
         GanSettings(),
-        partial(build, lambda context: pictures.cifar10(context.data, context.download), 3),
+        "build_cifar10",
     ),
     _experiment(
         "own-gan",
         "Own images, DCGAN",
         "DCGAN on any folder of images (folder=PATH)",
         OwnGanSettings(),
-        _build_own,
+        "build_own",
     ),
 )

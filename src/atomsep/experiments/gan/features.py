@@ -1,14 +1,14 @@
-"""What turns images into the features that a Fréchet distance compares.
+"""The features of images that a Fréchet distance compares.
 
-Three kinds, by the setting `features`:
+The setting `features` selects one of three kinds:
 
 - `inception`: torch-fidelity's InceptionV3, the features of the FID;
-- `classifier`: a small network trained on the data set's own labels, with a fixed seed, and kept
+- `classifier`: a small network, trained with a fixed seed on the data set's own labels and kept
   on disk beside the data;
-- `package.module:function`: a function of the user's, called without arguments. It returns a
-  module from bytes `(B, 3, H, W)` to features `(B, F)`.
+- `package.module:function`: a function of yours, called without arguments. It returns a module
+  from bytes `(B, 3, H, W)` to features `(B, F)`.
 
-A distance over anything but Inception is not an FID, and is not called one.
+Only a distance over Inception's features is an FID; the others have other names.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atomsep.experiments.entry_points import is_entry_point, load_entry_point
+from atomsep.experiments.entry_points import call_entry_point, is_entry_point
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan.classifier import classifier
 from atomsep.experiments.gan.pictures import Pictures
 
 INCEPTION_FILE = "weights-inception-2015-12-05-6726825d.pth"
-"""What torch-fidelity calls the published weights in torch's own cache."""
+"""File name of the published weights in torch's cache, as torch-fidelity has it."""
 
 BATCH = 256
 
@@ -38,7 +38,7 @@ class Features:
     """A feature extractor and its name.
 
     Attributes:
-        name: in the metric's.
+        name: name of the features, part of the metric's name.
         module: from bytes `(B, 3, H, W)` to features `(B, F)`.
     """
 
@@ -47,7 +47,7 @@ class Features:
 
     @property
     def metric(self) -> str:
-        """What a Fréchet distance over these features is called.
+        """Name of the Fréchet distance over these features.
 
         Example:
             >>> Features("classifier", nn.Identity()).metric
@@ -60,7 +60,7 @@ class Features:
         """Features `(n, F)` of images as bytes `(n, 1 or 3, H, W)`, on the CPU.
 
         Raises:
-            ExperimentError: the module gives something else than one vector an image.
+            ExperimentError: the module does not return one vector per image.
         """
         device = next((p.device for p in self.module.parameters()), images.device)
         parts = []
@@ -86,18 +86,18 @@ def find_features(
     data: Path | None,
     download: bool,
 ) -> Features:
-    """The features of a setting, ready to use.
+    """The features that a setting selects, ready to use.
 
     Args:
         kind: "inception", "classifier" or "package.module:function".
         weights: file of Inception's weights; "" for torch's cache.
-        pictures: that a classifier learns from.
-        device: to compute on.
-        data: folder of the data sets, where a classifier is kept; None to keep it nowhere.
-        download: fetch Inception's weights if they are not there.
+        pictures: images that a classifier learns from.
+        device: device to compute on.
+        data: folder of the data sets, where a classifier is kept; None not to keep it.
+        download: download Inception's weights if they are missing.
 
     Raises:
-        ExperimentError: they cannot be had; the message says what to do.
+        ExperimentError: they are not available; the message says what to do.
     """
     if kind == "inception":
         features = Features(kind, inception(weights, download))
@@ -114,7 +114,7 @@ def find_features(
 
 
 def _own(kind: str) -> nn.Module:
-    made = load_entry_point("features", kind)()
+    made = call_entry_point("features", kind)
     if not isinstance(made, nn.Module):
         raise ExperimentError(
             f"features={kind} must return a torch.nn.Module, not {type(made).__name__}"
@@ -123,7 +123,7 @@ def _own(kind: str) -> nn.Module:
 
 
 class _Inception(nn.Module):
-    """Torch-fidelity's extractor, which gives a tuple, as a plain module."""
+    """Torch-fidelity's extractor, which returns a tuple, as a plain module."""
 
     def __init__(self, extractor: nn.Module) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def inception(weights: str, download: bool) -> nn.Module:
     """InceptionV3 with the weights of the FID, from bytes `(B, 3, H, W)` to `(B, 2048)`.
 
     Raises:
-        ExperimentError: torch-fidelity or the weights are not there.
+        ExperimentError: torch-fidelity or the weights are missing.
     """
     fidelity = import_fidelity("feature_extractor_inceptionv3")
     path = Path(weights) if weights else Path(torch.hub.get_dir(), "checkpoints", INCEPTION_FILE)
@@ -147,24 +147,25 @@ def inception(weights: str, download: bool) -> nn.Module:
     if not path.is_file():
         if not download:
             raise ExperimentError(
-                "an FID needs Inception's weights, and they are not here; fetch them with "
-                "--download, name a file with --set features_weights=PATH, or take a Fréchet "
+                "an FID needs Inception's weights, which are not on this machine; fetch them with "
+                "--download, name a file with --set features_weights=PATH, or use a Fréchet "
                 "distance over other features with --set features=classifier"
             )
         try:
             return _Inception(_quiet_inception(fidelity, None))
         except OSError as error:
             raise ExperimentError(
-                f"Inception's weights cannot be fetched ({error}); look at the connection, or name "
-                f"a file with --set features_weights=PATH"
+                f"Inception's weights cannot be fetched ({error}); check the connection, or name a "
+                f"file with --set features_weights=PATH"
             ) from error
     try:
-        torch.load(path, map_location="cpu", weights_only=True)  # torch-fidelity runs what it finds
+        # torch-fidelity itself would run code that it finds in the file.
+        torch.load(path, map_location="cpu", weights_only=True)
         return _Inception(_quiet_inception(fidelity, str(path)))
     except (RuntimeError, pickle.UnpicklingError, EOFError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ExperimentError(
-            f"{path} does not hold Inception's weights as torch-fidelity has them ({reason})"
+            f"{path} does not hold Inception's weights in torch-fidelity's form ({reason})"
         ) from error
 
 
@@ -176,7 +177,7 @@ def _quiet_inception(fidelity: Any, path: str | None) -> nn.Module:
 
 
 def import_fidelity(name: str) -> Any:
-    """A part of torch-fidelity.
+    """Import a module of torch-fidelity.
 
     Raises:
         ExperimentError: it is not installed.

@@ -1,8 +1,8 @@
-"""How near generated images come to real ones: Fréchet distance, precision and recall.
+"""How close generated images are to real ones: Fréchet distance, precision and recall.
 
-The mathematics is torch-fidelity's. All real images make the Gaussian that the generated ones are
-compared with. For precision and recall (Kynkäänniemi et al., 2019) both sides must be equally
-dense, so as many real images are drawn as there are generated ones, the same for every run.
+The computation is torch-fidelity's. The Gaussian for the Fréchet distance is fitted to all real
+images. For precision and recall (Kynkäänniemi et al., 2019) both sets must be equally dense, so as
+many real images are drawn as there are generated ones, the same in every run.
 """
 
 from __future__ import annotations
@@ -13,20 +13,18 @@ import torch
 from torch import Tensor
 
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.gan.experiments import NEIGHBOURS
 from atomsep.experiments.gan.features import Features, import_fidelity
 from atomsep.experiments.randomness import generator
-
-NEIGHBOURS = 3
-"""A sample's ball reaches to its third neighbour, as in the paper of the two metrics."""
 
 
 class Fidelity:
     """Compares generated images with one set of real ones.
 
-    What is known of the real images is computed at the first comparison, and kept.
+    The features of the real images are computed at the first comparison, and kept.
 
     Args:
-        features: that are compared.
+        features: the features to compare.
         real: bytes `(n, channels, H, W)`.
 
     Raises:
@@ -87,7 +85,7 @@ def frechet(first: Any, second: Any) -> float:
 
 
 def precision_recall(generated: Tensor, real: Tensor) -> dict[str, float]:
-    """Shares of generated features within the real ones' balls, and the reverse."""
+    """Share of generated features within the balls of real ones, and the reverse."""
     found = import_fidelity("metric_prc").prc_features_to_metric(
         generated, real, prc_neighborhood=NEIGHBOURS, save_cpu_ram=True, verbose=False
     )

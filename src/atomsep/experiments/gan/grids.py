@@ -1,4 +1,4 @@
-"""Pictures of generated images: a grid of samples, and their token importance beside them."""
+"""Pictures of generated images: a grid of samples, with their token importance beside it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from atomsep.experiments.runs import replacing, saying
+from atomsep.experiments.files import replacing, writing
 
 POSITIVE, NEGATIVE = (200, 64, 47), (47, 79, 168)
 """Colours of the importances +1 and -1; 0 is white."""
@@ -22,10 +22,10 @@ def write_samples(path: Path, images: Tensor) -> None:
 
 
 def write_importance(path: Path, images: Tensor, importance: Tensor) -> None:
-    """Write images `(n, channels, H, W)` as a grid, and beside it their token importance.
+    """Write images `(n, channels, H, W)` as a grid, with their token importance beside it.
 
     Args:
-        path: of the PNG file.
+        path: the PNG file.
         images: bytes.
         importance: `(n, h, w)` in [-1, 1].
     """
@@ -60,5 +60,5 @@ def _grid(images: Tensor) -> Tensor:
 def _write(path: Path, image: Tensor) -> None:
     from torchvision.transforms.functional import to_pil_image
 
-    with saying(path), replacing(path) as part:
+    with writing(path), replacing(path) as part:
         to_pil_image(image).save(part, format="PNG")

@@ -1,8 +1,8 @@
-"""The training images of the GANs: read once, resized as the example does, kept as bytes.
+"""The training images of the GANs: read once, resized as in the example, kept as bytes.
 
-Every image becomes 64 px by the example's path (Pillow's bilinear resize of the shorter side, then
-the centre), which takes seconds for a whole data set. A step is then an index into one tensor on
-the training device, and needs no loading processes.
+Every image is brought to 64 px as in the example (Pillow's bilinear resize of the shorter side,
+then the centre), which takes seconds for a whole data set. A step then indexes one tensor on the
+training device, and needs no loading processes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Pictures:
     Attributes:
         images: `(n, channels, 64, 64)`, bytes.
         labels: `(n,)`, or None where the images have none.
-        unreadable: files that were left out because they could not be read.
+        unreadable: names of files that were left out because they could not be read.
     """
 
     images: Tensor
@@ -41,13 +41,13 @@ class Pictures:
         return len(self.images)
 
     def take(self, indices: Tensor) -> Pictures:
-        """Some of the images."""
+        """A subset of the images."""
         labels = None if self.labels is None else self.labels[indices]
         return Pictures(self.images[indices], labels, self.unreadable)
 
 
 def normalise(images: Tensor) -> Tensor:
-    """From bytes to [-1, 1], with the example's own arithmetic.
+    """From bytes to [-1, 1], with the example's arithmetic.
 
     Example:
         >>> normalise(torch.tensor([0, 255], dtype=torch.uint8))
@@ -67,25 +67,25 @@ def as_bytes(images: Tensor) -> Tensor:
 
 
 def mnist(data: Path, download: bool) -> Pictures:
-    """The 60,000 training images of MNIST, from `data/mnist` as torchvision lays it out.
+    """The 60,000 training images of MNIST, from `data/mnist` in torchvision's layout.
 
     Raises:
-        ExperimentError: they are not there, or torchvision cannot read them.
+        ExperimentError: they are missing, or torchvision cannot read them.
     """
     return _standard("MNIST", data / "mnist", download, "L")
 
 
 def cifar10(data: Path, download: bool) -> Pictures:
-    """The 50,000 training images of CIFAR-10, from `data/cifar10` as torchvision lays it out.
+    """The 50,000 training images of CIFAR-10, from `data/cifar10` in torchvision's layout.
 
     Raises:
-        ExperimentError: they are not there, or torchvision cannot read them.
+        ExperimentError: they are missing, or torchvision cannot read them.
     """
     return _standard("CIFAR10", data / "cifar10", download, "RGB")
 
 
 def _standard(kind: str, root: Path, download: bool, mode: str) -> Pictures:
-    """A data set of torchvision, or a copy of it as arrays: `train.npz` with images and labels."""
+    """A data set of torchvision, or a copy of it in `train.npz`, as arrays of images and labels."""
     arrays = root / "train.npz"
     if arrays.exists():
         return _from_arrays(arrays, mode)
@@ -96,12 +96,12 @@ def _standard(kind: str, root: Path, download: bool, mode: str) -> Pictures:
     except (RuntimeError, OSError, ValueError) as error:
         if download:
             raise ExperimentError(
-                f"{kind} cannot be fetched into {root} ({error}); look at the connection, or put "
-                f"the data there by hand"
+                f"{kind} cannot be fetched into {root} ({error}); check the connection, or put the "
+                f"data there yourself"
             ) from error
         raise ExperimentError(
-            f"{kind} is not in {root}, or damaged; fetch it with --download, or point --data to "
-            f"the folder that holds {root.name}/"
+            f"{kind} is not in {root}, or is damaged; fetch it with --download, or name the folder "
+            f"that holds {root.name}/ with --data"
         ) from error
     pixels = stored.data.numpy() if isinstance(stored.data, Tensor) else stored.data
     return Pictures(resize(pixels, mode), torch.as_tensor(stored.targets))
@@ -121,14 +121,14 @@ def _from_arrays(path: Path, mode: str) -> Pictures:
     if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4) or len(pixels) != len(labels):
         raise ExperimentError(
             f"{path} holds images of shape {pixels.shape} and type {pixels.dtype}, and "
-            f"{len(labels)} labels; it must hold bytes, and one label an image"
+            f"{len(labels)} labels; it must hold bytes, and one label per image"
         )
     return Pictures(resize(pixels, mode), torch.from_numpy(labels.astype(np.int64)))
 
 
 @cache
 def digits(channels: int) -> Pictures:
-    """Scikit-learn's 1,797 handwritten digits, for tiny runs; made once."""
+    """Scikit-learn's 1,797 handwritten digits, for tiny runs."""
     import numpy as np
     from sklearn.datasets import load_digits
 
@@ -139,11 +139,11 @@ def digits(channels: int) -> Pictures:
 
 
 def folder(path: Path, channels: int, skip_unreadable: bool = False) -> Pictures:
-    """All images under a folder; where every one lies in a subfolder, its name is the class.
+    """All images under a folder; if all are in subfolders, those are their classes.
 
     Args:
         path: the folder.
-        channels: 1 to make the images grey, 3 to make them coloured.
+        channels: 1 for grey images, 3 for colour.
         skip_unreadable: leave out files that cannot be read, instead of stopping.
 
     Raises:
@@ -166,8 +166,8 @@ def folder(path: Path, channels: int, skip_unreadable: bool = False) -> Pictures
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             if not skip_unreadable:
                 raise UnreadableSampleError(
-                    f"{file} cannot be read ({error}); mend or remove it, or leave such files out "
-                    f"with --set unreadable=skip"
+                    f"{file} cannot be read ({error}); repair or remove it, or leave out such "
+                    f"files with --set unreadable=skip"
                 ) from None
             unreadable.append(str(file))
     if not images:
@@ -192,7 +192,7 @@ def resize(pixels: Iterable[Any], mode: str) -> Tensor:
 
 
 def _resized(image: Any, mode: str) -> Tensor:
-    """An image as the example's `Resize(64)` and `CenterCrop(64)` make it, `(channels, 64, 64)`."""
+    """An image after the example's `Resize(64)` and `CenterCrop(64)`, `(channels, 64, 64)`."""
     from torchvision.transforms import functional
 
     image = functional.resize(image.convert(mode), [SIDE])

@@ -1,7 +1,7 @@
 """Images to classify: Pets, Flowers, folders of classes, and scikit-learn's digits.
 
-Every reader gives training samples and held-out samples. The held-out ones are the official test
-samples or, for searches, a part of the training samples that no run trains on.
+Every reader returns training samples and held-out samples. The held-out ones are the official
+test samples or, for searches, a part of the training samples that no run trains on.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Sets = tuple[Samples, Samples]
 
 
 def decode(file: Path) -> Image:
-    """An image file as RGB, decoded whole, so that a damaged one shows here."""
+    """An image file as RGB, fully decoded, so that a damaged file shows here."""
     from PIL import Image
 
     with Image.open(file) as image:
-        # a palette with transparency is converted by way of RGBA, or Pillow complains
+        # Pillow warns about a palette with transparency unless it is converted by way of RGBA.
         return (image.convert("RGBA") if image.mode == "P" else image).convert("RGB")
 
 
@@ -48,7 +48,7 @@ class ImageFiles:
         return decode(self.files[index]), self.labels[index]
 
     def name(self, index: int) -> str:
-        """Its path."""
+        """The image's path."""
         return str(self.files[index])
 
     def __add__(self, other: ImageFiles) -> ImageFiles:
@@ -77,7 +77,7 @@ class Digits:
         return Image.fromarray(self.images[index]).convert("RGB"), self.labels[index]
 
     def name(self, index: int) -> str:
-        """Its number."""
+        """The digit's number."""
         return f"digit {index}"
 
 
@@ -93,7 +93,7 @@ def read_pets(context: Context) -> Sets:
     """Oxford-IIIT Pets: trainval and test of the official lists; validation: a fifth of trainval.
 
     Raises:
-        ExperimentError: the data is not there, or of another layout.
+        ExperimentError: the data is missing, or has another layout.
     """
     from torchvision.datasets import OxfordIIITPet
 
@@ -108,10 +108,10 @@ def read_pets(context: Context) -> Sets:
 
 
 def read_flowers(context: Context) -> Sets:
-    """Flowers-102: official train and val to train on, official test; validation: official val.
+    """Flowers-102: official train and val for training, official test; validation: official val.
 
     Raises:
-        ExperimentError: the data is not there, or of another layout.
+        ExperimentError: the data is missing, or has another layout.
     """
     from torchvision.datasets import Flowers102
 
@@ -126,7 +126,7 @@ def read_flowers(context: Context) -> Sets:
 def _of_torchvision(
     context: Context, kind: Any, splits: Sequence[str], folder: str, layout: str, files: str
 ) -> list[ImageFiles]:
-    """The official splits of a data set that torchvision finds in the data folder."""
+    """The official splits of a data set of torchvision in the data folder."""
     place = context.data / folder
     try:
         with context.fabric.rank_zero_first():
@@ -136,24 +136,24 @@ def _of_torchvision(
     except (RuntimeError, OSError, ValueError, KeyError) as error:
         if context.download:
             raise ExperimentError(
-                f"{kind.__name__} cannot be fetched into {place} ({error}); see whether the "
-                f"network and the disk are there, and remove what was half unpacked"
+                f"{kind.__name__} cannot be fetched into {place} ({error}); check the network and "
+                f"the disk, and remove partly unpacked files"
             ) from error
         if not place.exists():
             raise ExperimentError(
-                f"there is no folder {place}; pass --download to fetch {kind.__name__}, or --data "
-                f"with the folder that holds {folder}/"
+                f"there is no folder {place}; fetch {kind.__name__} with --download, or name the "
+                f"folder that holds {folder}/ with --data"
             ) from error
         raise ExperimentError(
-            f"{place} does not hold {layout} ({error}); remove it and pass --download"
+            f"{place} does not hold {layout} ({error}); remove it and use --download"
         ) from error
     classes = getattr(sets[0], "classes", None)
-    if classes is None:  # older torchvision knows no names of flowers
+    if classes is None:  # older versions of torchvision have no names of flowers
         classes = [str(label) for label in range(max(sets[0]._labels, default=0) + 1)]
     found = [ImageFiles(getattr(each, files), each._labels, classes) for each in sets]
     for each, split in zip(found, splits, strict=True):
         if not len(each):
             raise ExperimentError(
-                f"the {split} list in {place} is empty; remove {place} and pass --download"
+                f"the {split} list in {place} is empty; remove {place} and use --download"
             )
     return found

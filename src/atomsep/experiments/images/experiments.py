@@ -1,34 +1,23 @@
 """Image classification: Pets, Flowers, ImageNet (the paper's tables 3 and 4), and own images.
 
-The paper trains a ResNet-18 from scratch on Pets and Flowers and leaves image size, epochs and
-rate open; here they are 96 pixels and 60 epochs of SGD with a cosine. ImageNet follows PyTorch's
-example. Its second augmentation adds colour jitter and grayscale to the crop and the flip, and
-changes nothing else, as the paper says.
+The paper trains a ResNet-18 from scratch on Pets and Flowers and does not state image size, epochs
+and learning rate; here they are 96 pixels and 60 epochs of SGD with a cosine schedule. ImageNet
+follows PyTorch's example. Its second augmentation adds colour jitter and grayscale to the crop and
+the flip, and changes nothing else, as in the paper.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import torch
-
-from atomsep.experiments.classification import SCHEDULES, Classification
-from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.images.data import Sets, read_digits, read_flowers, read_pets
-from atomsep.experiments.images.folders import read_imagenet, read_own_images
-from atomsep.experiments.images.models import STAGES, STEMS, check_image_model, make_image_model
-from atomsep.experiments.loading import LoaderFeed
-from atomsep.experiments.randomness import seeded
+from atomsep.experiments.schedules import SCHEDULES
 from atomsep.experiments.settings import Settings, override, setting
-from atomsep.experiments.task import Context, Experiment, Task
-from atomsep.methods.registry import ATOM_MODELING, METHODS, OfferedMethods
+from atomsep.experiments.task import Experiment, deferred
+from atomsep.methods.registry import ATOM_MODELING, OfferedMethods
 
-OPTIMISERS = ("sgd", "adamw")
-AUGMENTATIONS = ("crop-flip", "crop-flip-colour")
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+STEMS = ("imagenet", "cifar")
+STAGES = 4
 
 
 @dataclass(frozen=True)
@@ -36,23 +25,33 @@ class ImageSettings(Settings):
     """Settings of image classification."""
 
     epochs: int = setting(60, "passes over the training samples", low=1)
-    learning_rate: float = setting(0.05, "of the optimiser", low=0)
+    learning_rate: float = setting(0.05, "learning rate of the optimiser", low=0)
     layer: str = setting(
-        "layer1.1.bn2", "the layer that the method acts on, by its dotted name or a pattern"
+        "layer1.1.bn2", "layer that the method acts on, by its dotted name or a pattern"
     )
-    model: str = setting("resnet18", "of torchvision, or your own as package.module:function")
-    stem: str = setting("imagenet", "of a ResNet; cifar: for small images", choices=STEMS)
-    stages: int = setting(STAGES, "of a ResNet that are kept, from the first", low=1)
+    model: str = setting("resnet18", "model of torchvision, or your package.module:function")
+    stem: str = setting(
+        "imagenet", "first layers of a ResNet; cifar: for small images", choices=STEMS
+    )
+    stages: int = setting(STAGES, "stages of a ResNet to keep, from the first", low=1)
     image: int = setting(96, "width and height in pixels", low=16)
-    augmentation: str = setting("crop-flip", "of training images", choices=AUGMENTATIONS)
-    crop_scale: float = setting(0.35, "smallest share of an image's area that is cropped", low=0)
-    optimiser: str = setting("sgd", "of the model", choices=OPTIMISERS)
-    momentum: float = setting(0.9, "of SGD", low=0)
-    weight_decay: float = setting(5e-4, "of all parameters", low=0)
-    schedule: str = setting("cosine", "of the learning rate", choices=tuple(SCHEDULES))
-    warmup: float = setting(0.0, "share of the training over which the rate rises", low=0)
+    augmentation: str = setting(
+        "crop-flip",
+        "augmentation of training images",
+        choices=("crop-flip", "crop-flip-colour"),
+    )
+    crop_scale: float = setting(
+        0.35, "smallest share of an image's area that is cropped", low=0, high=1
+    )
+    optimiser: str = setting("sgd", "optimiser of the model", choices=("sgd", "adamw"))
+    momentum: float = setting(0.9, "momentum of SGD", low=0)
+    weight_decay: float = setting(5e-4, "weight decay of all parameters", low=0)
+    schedule: str = setting("cosine", "schedule of the learning rate", choices=tuple(SCHEDULES))
+    warmup: float = setting(
+        0.0, "share of the training over which the learning rate rises", low=0, high=1
+    )
     unreadable: str = setting(
-        "stop", "what to do about an image that cannot be read", choices=("stop", "skip")
+        "stop", "what to do with an image that cannot be read", choices=("stop", "skip")
     )
 
 
@@ -60,110 +59,9 @@ class ImageSettings(Settings):
 class FolderSettings(ImageSettings):
     """Settings of image classification from a folder."""
 
-    folder: str = setting("", "of the images, or package.module:function, which returns them")
-
-
-def augmentation(settings: ImageSettings) -> Callable[[Any], Any]:
-    """From an image of Pillow to a randomly augmented tensor `(3, image, image)`.
-
-    Raises:
-        ExperimentError: `crop_scale` is no share.
-    """
-    from torchvision.transforms import v2
-
-    if not 0 < settings.crop_scale <= 1:
-        raise ExperimentError(f"crop_scale must lie in (0, 1], not {settings.crop_scale}")
-    steps = [
-        v2.RandomResizedCrop(settings.image, scale=(settings.crop_scale, 1.0)),
-        v2.RandomHorizontalFlip(),
-    ]
-    if settings.augmentation == "crop-flip-colour":
-        steps += [
-            v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8),
-            v2.RandomGrayscale(p=0.2),
-        ]
-    augment: Callable[[Any], Any] = v2.Compose([*steps, *_to_tensor()])
-    return augment
-
-
-def central(settings: ImageSettings) -> Callable[[Any], Any]:
-    """From an image of Pillow to the tensor `(3, image, image)` of its middle."""
-    from torchvision.transforms import v2
-
-    resize = v2.Resize(round(settings.image * 256 / 224))
-    crop: Callable[[Any], Any] = v2.Compose([resize, v2.CenterCrop(settings.image), *_to_tensor()])
-    return crop
-
-
-def _to_tensor() -> list[Any]:
-    from torchvision.transforms import v2
-
-    return [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, DEVIATION)]
-
-
-def build(
-    context: Context, read: Callable[[Context], Sets], tiny: Callable[[Context], Sets]
-) -> Task:
-    """A classifier with its images.
-
-    Args:
-        context: of the run.
-        read: finds the images.
-        tiny: finds those of the tiny form.
-    """
-    settings: ImageSettings = context.settings
-    if context.tiny and getattr(settings, "folder", None):
-        raise ExperimentError("--tiny trains on embedded images; leave it out, or folder=…")
-    train, held_out = (tiny if context.tiny else read)(context)
-    classes, cuda = len(train.classes), context.fabric.device.type == "cuda"
-    with seeded(context.seed, "initial weights"):
-        model = make_image_model(
-            settings.model, classes, stem=settings.stem, stages=settings.stages
-        )
-    check_image_model(settings.model, model, settings.image, classes)
-    if cuda:
-        model = model.to(memory_format=torch.channels_last)
-    load = partial(
-        LoaderFeed,
-        batch=settings.batch,
-        seed=context.seed,
-        workers=context.workers,
-        shard=context.shard,
-        skip_unreadable=settings.unreadable == "skip",
-        pin_memory=cuda,
+    folder: str = setting(
+        "", "folder of the images, or package.module:function, which returns them"
     )
-    views = 2 if METHODS[context.method].second_view == "augmentation" else 1
-    feed = load(train, augmentation(settings), views=views)
-    return Classification(
-        context,
-        model,
-        make_optimiser(settings, model.parameters()),
-        feed,
-        load(held_out, central(settings), shuffle=False).batches,
-        partial(metrics, classes),
-        schedule=settings.schedule,
-        warmup=settings.warmup,
-    )
-
-
-def make_optimiser(settings: ImageSettings, parameters: Any) -> torch.optim.Optimizer:
-    """SGD with momentum, or AdamW."""
-    rate, decay = settings.learning_rate, settings.weight_decay
-    if settings.optimiser == "adamw":
-        return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
-    return torch.optim.SGD(parameters, lr=rate, momentum=settings.momentum, weight_decay=decay)
-
-
-def metrics(classes: int) -> Mapping[str, Any]:
-    """Top-1 and top-5 accuracy, and the mean entropy of the predictions."""
-    from torchmetrics.classification import MulticlassAccuracy
-
-    from atomsep.experiments.metrics import PredictionEntropy
-
-    found: dict[str, Any] = {"top1": MulticlassAccuracy(classes, average="micro")}
-    if classes > 5:
-        found["top5"] = MulticlassAccuracy(classes, top_k=5, average="micro")
-    return {**found, "entropy": PredictionEntropy()}
 
 
 GRID = (0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
@@ -176,19 +74,17 @@ def _experiment(
     title: str,
     summary: str,
     settings: ImageSettings,
-    read: Callable[[Context], Sets],
-    digits: tuple[int, int] = (192, 64),
+    build: str,
     atom_weight: float = 0.2,
     **tiny: Any,
 ) -> Experiment:
-    train, test = digits
     return Experiment(
         name=name,
         title=title,
         summary=summary,
         settings=settings,
         tiny={**TINY, **tiny},
-        build=partial(build, read=read, tiny=partial(read_digits, train=train, test=test)),
+        build=deferred(f"atomsep.experiments.images.build:{build}"),
         methods=OfferedMethods("images", "labels", "augmentation"),
         metric="top1",
         # The 1-norm adds up all features of all tokens, and is by far the largest.
@@ -203,10 +99,10 @@ def _experiment(
 
 
 PETS = _experiment(
-    "pets", "Pets", "ResNet-18 from scratch on Oxford-IIIT Pets", ImageSettings(), read_pets
+    "pets", "Pets", "ResNet-18 from scratch on Oxford-IIIT Pets", ImageSettings(), "build_pets"
 )
 FLOWERS = _experiment(
-    "flowers", "Flowers", "ResNet-18 from scratch on Flowers-102", ImageSettings(), read_flowers
+    "flowers", "Flowers", "ResNet-18 from scratch on Flowers-102", ImageSettings(), "build_flowers"
 )
 IMAGENET = _experiment(
     "imagenet",
@@ -226,8 +122,7 @@ IMAGENET = _experiment(
             "schedule": "thirds",
         },
     ),
-    read_imagenet,
-    digits=(96, 64),
+    "build_imagenet",
     atom_weight=0.02,  # 0.2 lost 19 points on Imagenette
     learning_rate=0.01,
 )
@@ -236,6 +131,6 @@ OWN_IMAGES = _experiment(
     "Own images",
     "any image classifier on your own folder of images",
     override(FolderSettings(), {"image": 224}),
-    read_own_images,
+    "build_own",
 )
 IMAGES = (PETS, FLOWERS, IMAGENET, OWN_IMAGES)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from atomsep.experiments.entry_points import is_entry_point, load_entry_point
+from atomsep.experiments.entry_points import call_entry_point, is_entry_point
 from atomsep.experiments.errors import ExperimentError, unknown
 from atomsep.experiments.images.data import ImageFiles, Sets
 from atomsep.experiments.splits import hold_out
@@ -21,14 +21,14 @@ def read_imagenet(context: Context) -> Sets:
     """ImageNet, or another folder of its layout; validation: a tenth of train.
 
     Raises:
-        ExperimentError: the data is not there, or of another layout.
+        ExperimentError: the data is missing, or has another layout.
     """
     folder = Path(context.settings.folder or context.data / "imagenet")
     if not folder.exists():
-        download = " ImageNet cannot be fetched with --download." if context.download else ""
+        download = " (--download cannot fetch ImageNet)" if context.download else ""
         raise ExperimentError(
-            f"there is no folder {folder};{download} put ImageNet there as train/CLASS/*.JPEG and "
-            f"val/CLASS/*.JPEG, or name another ImageFolder with --set folder=FOLDER"
+            f"there is no folder {folder}{download}; put ImageNet there as train/CLASS/*.JPEG and "
+            f"val/CLASS/*.JPEG, or name another folder with --set folder=FOLDER"
         )
     return read_folder(folder, validation=context.validation)
 
@@ -37,28 +37,28 @@ def read_own_images(context: Context) -> Sets:
     """The images of `folder`, or of the function that it names.
 
     Raises:
-        ExperimentError: `folder` is not set, or holds something else.
+        ExperimentError: `folder` is not set, or does not hold images of classes.
     """
     folder = context.settings.folder
     if not folder:
-        raise ExperimentError(f"say where the images are with --set folder=FOLDER: {LAYOUT}")
+        raise ExperimentError(f"name the folder of the images with --set folder=FOLDER: {LAYOUT}")
     if is_entry_point(folder) and not Path(folder).exists():
-        return _returned(folder, load_entry_point("folder", folder)(), context.validation)
+        return _returned(folder, call_entry_point("folder", folder), context.validation)
     return read_folder(Path(folder), validation=context.validation)
 
 
 def read_folder(folder: Path, *, validation: bool = False) -> Sets:
-    """Folders of classes: with train/ and val/ (or test/), or without and split 80 to 20.
+    """Folders of classes, in train/ and val/ (or test/), or without these and split 80 to 20.
 
     Args:
-        folder: what holds them.
+        folder: the folder that holds them.
         validation: hold out a tenth of the training samples instead.
 
     Raises:
-        ExperimentError: the folder has another layout, a class without an image, or one class.
+        ExperimentError: the folder has another layout, a class without images, or only one class.
     """
     if not folder.is_dir():
-        raise ExperimentError(f"there is no folder {folder}; name one of the layout {LAYOUT}")
+        raise ExperimentError(f"there is no folder {folder}; name one with the layout {LAYOUT}")
     if not any(folder.iterdir()):
         raise ExperimentError(f"the folder {folder} is empty; its layout must be {LAYOUT}")
     if (folder / "train").is_dir():
@@ -84,7 +84,7 @@ def _pick(files: ImageFiles, indices: Sequence[int]) -> ImageFiles:
 
 
 def _read_classes(folder: Path, classes: Sequence[str] | None = None) -> ImageFiles:
-    """All images of a folder of classes; `classes` are those to expect."""
+    """All images of a folder of classes; `classes` are the expected ones."""
     from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
     found = sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
@@ -92,7 +92,9 @@ def _read_classes(folder: Path, classes: Sequence[str] | None = None) -> ImageFi
         raise ExperimentError(f"{folder} holds no class folders; the layout must be {LAYOUT}")
     for name in found:
         if classes is not None and name not in classes:
-            raise unknown("class", name, classes, f"to train on, which {folder} has")
+            raise unknown(
+                "class", name, classes, f"among the training samples, but {folder} has it"
+            )
     names = list(classes or found)
     numbers = {name: number for number, name in enumerate(names) if name in found}
     listed = make_dataset(str(folder), numbers, IMG_EXTENSIONS, allow_empty=True)
@@ -106,13 +108,13 @@ def _read_classes(folder: Path, classes: Sequence[str] | None = None) -> ImageFi
         raise ExperimentError(f"{folder / empty[0]} holds no images; fill it or remove it")
     if len(names) < 2:
         raise ExperimentError(
-            f"{folder} holds one class only, {names[0]!r}; a classifier needs two"
+            f"{folder} holds only one class, {names[0]!r}; a classifier needs two"
         )
     return ImageFiles([Path(file) for file, _ in listed], [label for _, label in listed], names)
 
 
 class OwnImages:
-    """A user's own data set: `dataset[index]` is an image of Pillow and its label."""
+    """A user's own data set: `dataset[index]` is a Pillow image and its label."""
 
     def __init__(self, dataset: Any, classes: Sequence[str] | None = None) -> None:
         self.dataset = dataset
@@ -131,7 +133,7 @@ class OwnImages:
         return self.dataset[index][0].convert("RGB"), self.labels[index]
 
     def name(self, index: int) -> str:
-        """Its number."""
+        """The sample's number."""
         return f"sample {index}"
 
 
@@ -139,13 +141,16 @@ def _returned(entry: str, sets: Any, validation: bool) -> Sets:
     try:
         train = OwnImages(sets[0])
         test = OwnImages(sets[1], train.classes)
-    except (TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
+        for each in (train, test):
+            if len(each):
+                each.load(0)
+    except Exception as error:  # of a user's data set, which may raise anything
         raise ExperimentError(
-            f"folder={entry} must return two data sets, to train and to test on, whose items are "
-            f"an image of Pillow and a label ({error})"
+            f"folder={entry} must return two data sets, for training and for testing, whose items "
+            f"are a Pillow image and a label ({type(error).__name__}: {error})"
         ) from error
     if min(len(train), len(test)) == 0 or len(train.classes) < 2:
-        raise ExperimentError(f"folder={entry} must return samples of two classes at least")
+        raise ExperimentError(f"folder={entry} must return samples of at least two classes")
     if validation:
         return hold_out(train, train.labels, VALIDATION_SHARE, "validation")
     return train, test

@@ -1,4 +1,4 @@
-"""Image classifiers from scratch: torchvision's by name, or a user's own."""
+"""Untrained image classifiers: torchvision's by name, or a user's own."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import warnings
 import torch
 from torch import nn
 
-from atomsep.experiments.entry_points import is_entry_point, load_entry_point
+from atomsep.experiments.entry_points import call_entry_point, is_entry_point
 from atomsep.experiments.errors import ExperimentError, unknown
-
-STEMS = ("imagenet", "cifar")
-STAGES = 4
+from atomsep.experiments.images.experiments import STAGES, STEMS
 
 
 def make_image_model(
@@ -20,16 +18,16 @@ def make_image_model(
     """A classifier with fresh weights.
 
     Args:
-        name: of a model of torchvision, or `package.module:function`, which is called with
+        name: name of a torchvision model, or `package.module:function`, which is called with
             `num_classes` and returns a module.
-        classes: number of them.
+        classes: number of classes.
         stem: "cifar" gives a ResNet that starts with a 3 x 3 convolution of stride 1 and no
             pooling, for small images.
-        stages: of a ResNet that are kept, from the first.
+        stages: number of stages of a ResNet to keep, from the first.
 
     Raises:
-        ExperimentError: there is no such model, or it is no ResNet and its stem or its stages
-            were to change.
+        ExperimentError: there is no such model, or it is not a ResNet and `stem` or `stages` are
+            set.
 
     Example:
         >>> make_image_model("resnet18", 10, stem="cifar").conv1.stride
@@ -48,17 +46,17 @@ def _of_torchvision(name: str, classes: int) -> nn.Module:
     if name not in names:
         raise unknown("model", name, names, "in torchvision")
     with warnings.catch_warnings():
-        # two old models announce that their initialisation will change
+        # Two old models announce that their initialisation will change.
         warnings.simplefilter("ignore", FutureWarning)
         model: nn.Module = models.get_model(name, weights=None, num_classes=classes)
     return model
 
 
 def _own(name: str, classes: int) -> nn.Module:
-    model = load_entry_point("model", name)(num_classes=classes)
+    model = call_entry_point("model", name, num_classes=classes)
     if not isinstance(model, nn.Module):
         raise ExperimentError(
-            f"model={name} returned {type(model).__name__}; it must return a torch.nn.Module"
+            f"model={name} must return a torch.nn.Module, not {type(model).__name__}"
         )
     return model
 
@@ -68,8 +66,8 @@ def _change_resnet(name: str, model: nn.Module, classes: int, stem: str, stages:
 
     if not isinstance(model, ResNet):
         raise ExperimentError(
-            f"stem and stages are of torchvision's ResNets, and model={name} is none; leave them "
-            f"as they are"
+            f"stem and stages apply only to torchvision's ResNets, and model={name} is not one; do "
+            f"not set them"
         )
     if stem == "cifar":
         model.conv1 = nn.Conv2d(3, model.conv1.out_channels, 3, padding=1, bias=False)
@@ -84,20 +82,20 @@ def _change_resnet(name: str, model: nn.Module, classes: int, stem: str, stages:
 
 
 def check_image_model(name: str, model: nn.Module, image: int, classes: int) -> None:
-    """Run the model once, without a trace, so that what does not fit shows at the start.
+    """Run the model once, without side effects, so that what does not fit shows at the start.
 
     Raises:
-        ExperimentError: the image is too small for the model, or the model's output is not one
-            number a class.
+        ExperimentError: the model cannot take such images, or does not return one number per
+            class.
     """
     training = model.training
     try:
         with torch.no_grad():
             output = model.eval()(torch.zeros(2, 3, image, image))
-    except (RuntimeError, ValueError, AssertionError) as error:
+    except Exception as error:  # of a user's model, which may raise anything
+        hint = "; try larger ones: --set image=224" if image < 224 else ""
         raise ExperimentError(
-            f"model={name} cannot take images of {image} x {image} pixels ({error}); try a larger "
-            f"one, --set image=224"
+            f"model={name} cannot take images of {image} x {image} pixels ({error}){hint}"
         ) from error
     finally:
         model.train(training)
@@ -106,5 +104,5 @@ def check_image_model(name: str, model: nn.Module, image: int, classes: int) -> 
     if shape != (2, classes):
         raise ExperimentError(
             f"model={name} returns {shape or type(logits).__name__} for 2 images, but must return "
-            f"one number for each of {classes} classes"
+            f"one number for each of the {classes} classes"
         )

@@ -1,1 +1,1 @@
-"""Many runs: in parallel, searched over, compared."""
+"""Many runs: trained in parallel, searched over, compared."""

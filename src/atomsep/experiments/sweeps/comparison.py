@@ -1,9 +1,9 @@
-"""Methods against the plain one, paired by seed.
+"""Methods compared with the plain one, paired by seed.
 
 The interval is a bootstrap of the paired differences (bias-corrected and accelerated). With few
-seeds it is somewhat narrow: of ten normal differences it covers the true mean in about 91 of 100
-cases. The p values are of the paired t test and of Wilcoxon's signed-rank test, two-sided, each
-corrected by Holm for the number of methods that an experiment compares.
+seeds it is somewhat narrow: with ten normal differences it covers the true mean in about 91 of 100
+cases. The p values are those of the paired t test and of Wilcoxon's signed-rank test, two-sided,
+each with Holm's correction for the number of methods that an experiment compares.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from statistics import mean, stdev
 
 ENOUGH = 3
-"""Seeds from which on there is an interval and a test."""
+"""Seeds that an interval and a test need."""
 
 RESAMPLES = 9999
 CONFIDENCE = 0.95
@@ -26,17 +26,17 @@ Values = Mapping[int, float]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Paired differences, a method minus plain; NaN where the seeds are too few or have no spread.
+    """Paired differences, a method minus plain; NaN where they are too few or have no spread.
 
     Attributes:
-        seeds: that both have; no others are compared.
+        seeds: the seeds that both have; no others are compared.
         difference: mean over the seeds.
         low: lower end of the 95 % confidence interval of the mean.
         high: upper end.
         t: p value of the paired t test.
         wilcoxon: p value of the signed-rank test.
-        t_holm: the first, corrected for the number of methods compared.
-        wilcoxon_holm: the second, likewise.
+        t_holm: `t`, corrected for the number of methods compared.
+        wilcoxon_holm: `wilcoxon`, corrected likewise.
     """
 
     seeds: tuple[int, ...]
@@ -58,10 +58,10 @@ def compare(plain: Values, method: Values) -> Comparison:
         (3, 0.0167, 0.0377)
     """
     seeds = tuple(sorted(plain.keys() & method.keys()))
-    # Rounded, so that differences that are equal but for rounding count as ties
+    # Rounded, so that differences that are equal except for rounding count as ties.
     differences = [round(method[seed] - plain[seed], 12) for seed in seeds]
     low = high = t = wilcoxon = math.nan
-    if len(seeds) >= ENOUGH:
+    if len(seeds) >= ENOUGH and all(map(math.isfinite, differences)):
         low, high = bootstrap_interval(differences)
         t, wilcoxon = t_test(differences), signed_rank(differences)
     average = mean(differences) if seeds else math.nan
@@ -80,7 +80,7 @@ def compare_all(plain: Values, methods: Mapping[str, Values]) -> dict[str, Compa
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p values for their number by Holm's method; NaN stays and does not count.
+    """Correct p values for their number by Holm's method; NaN stays and is not counted.
 
     The k-th smallest of m is multiplied by m - k + 1, and none becomes smaller than one before it.
 
@@ -113,7 +113,7 @@ def bootstrap_interval(differences: Sequence[float]) -> tuple[float, float]:
         n_resamples=RESAMPLES,
         confidence_level=CONFIDENCE,
         method="BCa",
-        random_state=np.random.default_rng(0),  # the same seeds, the same interval
+        random_state=np.random.default_rng(0),  # the same seeds give the same interval
     )
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
 
@@ -139,6 +139,7 @@ def signed_rank(differences: Sequence[float]) -> float:
 
 
 def deviation(values: Iterable[float]) -> float:
-    """Standard deviation over seeds; NaN for a single one."""
+    """Standard deviation over seeds; NaN for a single one, or if one is not finite."""
     numbers = list(values)
-    return stdev(numbers) if len(numbers) > 1 else math.nan
+    usable = len(numbers) > 1 and all(map(math.isfinite, numbers))
+    return stdev(numbers) if usable else math.nan

@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from atomsep.experiments.entry_points import IMPORTED
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.runs import RunKey
 
@@ -25,24 +24,24 @@ class WorkerProcess:
     """The sweep's end of a worker.
 
     Attributes:
-        ready: it has started, and takes trials.
+        ready: whether it has started and takes trials.
         key: the trial that it trains.
-        share: of that trial which is done; None before it begins.
+        share: share of that trial that is done; None before it begins.
     """
 
     def __init__(self, number: int, jobs: int, device: str) -> None:
         self.number, self.ready = number, False
         self.key: RunKey | None = None
         self.share: float | None = None
-        self.complaints = tempfile.TemporaryFile()  # noqa: SIM115
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115
         self.rest = b""
         self.process = subprocess.Popen(
             COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self.complaints,
+            stderr=self.errors,
             env=os.environ | environment(number, jobs, device),
-            start_new_session=True,  # Ctrl-C is for the sweep, which tells its workers
+            start_new_session=True,  # Ctrl-C reaches the sweep, which tells its workers
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -51,17 +50,18 @@ class WorkerProcess:
     def give(self, key: RunKey, root: Path, machine: Machine) -> None:
         """Send a trial."""
         trial = {
+            "imports": IMPORTED,
             "key": key.record(),
             "root": str(root),
             "machine": {**dataclasses.asdict(machine), "data": str(machine.data)},
         }
         self.key = key
-        with suppress(BrokenPipeError):  # it has died, and the end of its answers says so
+        with suppress(BrokenPipeError):  # it has died; the end of its answers tells the sweep
             self.trials.write(json.dumps(trial).encode() + b"\n")
             self.trials.flush()
 
-    def hear(self) -> list[dict[str, Any]] | None:
-        """The answers that have come; None if there will be no more."""
+    def receive(self) -> list[dict[str, Any]] | None:
+        """The answers that have arrived; None if there will be no more."""
         read = os.read(self.answers.fileno(), 1 << 16)
         if not read:
             return None
@@ -69,36 +69,40 @@ class WorkerProcess:
         return [json.loads(line) for line in lines]
 
     def dismiss(self) -> None:
-        """No more trials: it ends, with a checkpoint if it is in one."""
+        """Send no more trials: the worker ends, with a checkpoint if it is training."""
         with suppress(BrokenPipeError):
             self.trials.close()
 
     def end(self) -> str:
-        """Wait for its end; returns how it ended, as a sentence."""
+        """Wait for its end; returns a sentence that says how it ended."""
         self.dismiss()
         status = self.process.wait()
         self.answers.close()
-        with self.complaints as file:
+        with self.errors as file:
             file.seek(0)
-            said = file.read().decode(errors="replace").strip().splitlines()
+            lines = file.read().decode(errors="replace").strip().splitlines()
         if status < 0:
             name = signal.Signals(-status).name
             memory = ", as the system does when memory runs out" if name == "SIGKILL" else ""
             return f"its process was ended by {name}{memory}"
-        return f"its process ended with status {status}" + (f": {said[-1]}" if said else "")
+        return f"its process ended with status {status}" + (f": {lines[-1]}" if lines else "")
 
 
 def environment(number: int, jobs: int, device: str) -> dict[str, str]:
-    """What the worker of a number gets beside this process's environment.
+    """What a worker's environment has beyond that of this process.
 
-    The cores are shared out among the workers, and so are the GPUs.
+    The workers share the cores and the GPUs.
     """
     added = {}
     if jobs > 1 and "OMP_NUM_THREADS" not in os.environ:
         known = hasattr(os, "sched_getaffinity")  # not on every system
         cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
         added["OMP_NUM_THREADS"] = str(max(1, cores // jobs))
-    gpus = torch.cuda.device_count() if device in ("auto", "cuda") else 0
+    gpus = 0
+    if device in ("auto", "cuda"):
+        import torch
+
+        gpus = torch.cuda.device_count()
     if gpus > 1:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
         added["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number % gpus]

@@ -1,12 +1,12 @@
-"""The paper's protocol of choosing settings.
+"""The paper's protocol for choosing settings.
 
-First the learning rate, by the plain method; then the weight of each method's loss, at that rate.
-The best mean of the experiment's metric over the search's seeds wins, on samples held out of the
-training set: the test samples are never looked at, and the seeds are none of those reported. A
-learning rate that was set by hand is held, and the weights alone are searched for.
+First the learning rate is chosen with the plain method, then the weight of each method's loss at
+that rate. The best mean of the experiment's metric over the search's seeds wins, on samples held
+out of the training set: a search never sees the test samples, and its seeds are not among those
+reported. A learning rate that is set is kept, and only the weights are searched for.
 
-Every trial is a run on disk like any other, so a search that was stopped goes on where it was.
-`search.json` in the experiment's folder of runs holds all trials and what was chosen.
+Every trial is a run on disk like any other, so that a search that was stopped continues where it
+was. `search.json` in the experiment's folder of runs holds all trials and the choices.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.errors import ExperimentError, StoppedError
+from atomsep.experiments.files import write_text, writing
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import run_key
-from atomsep.experiments.runs import RunKey, saying, write_whole
+from atomsep.experiments.runs import RunKey
 from atomsep.experiments.sweeps.sweep import OnEvent, SweepReport, run_sweep
 from atomsep.experiments.task import Experiment, main_metric
-from atomsep.experiments.training import StoppedError
 
 SEARCH_SEEDS = tuple(range(100, 105))
-"""Seeds of a search where none were asked for."""
+"""Default seeds of a search."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Trial:
 
     Attributes:
         method: its name.
-        learning_rate: of the optimiser.
-        weight: of the method's loss.
-        values: the metric by seed; a seed that failed is missing.
-        reason: why seeds failed, if any did. Then the trial cannot be chosen.
+        learning_rate: learning rate of the optimiser.
+        weight: weight of the method's loss.
+        values: the metric by seed; a failed seed is missing.
+        reason: why a seed failed; "" if none did. A trial with a failed seed cannot be chosen.
     """
 
     method: str
@@ -61,12 +61,12 @@ class Search:
 
     Attributes:
         experiment: its name.
-        metric: that it went by.
-        seeds: of the search.
-        held: settings that were changed by hand.
-        learning_rate: chosen, or held.
-        weights: chosen, by method. A method whose trials all failed has none.
-        trials: in the order tried.
+        metric: the metric that decided.
+        seeds: seeds of the search.
+        held: settings that were given.
+        learning_rate: the chosen learning rate, or the given one.
+        weights: the chosen weights, by method. A method whose trials all failed has none.
+        trials: all trials, in order.
     """
 
     experiment: str
@@ -78,7 +78,7 @@ class Search:
     trials: list[Trial] = field(default_factory=list)
 
     def assignments(self, method: str) -> list[str]:
-        """What was chosen for a method, as settings to change.
+        """The choices for a method, as settings to change.
 
         Example:
             >>> search = Search("synthetic", "accuracy", (100,), [], 0.3, {"atom": 12.5})
@@ -89,21 +89,21 @@ class Search:
         return chosen if method == "plain" else [*chosen, f"weight={self.weights[method]!r}"]
 
     def at_an_end(self, experiment: Experiment) -> list[str]:
-        """A sentence for each choice that lies at an end of what was tried."""
+        """A sentence for each choice that lies at an end of its grid."""
         grids = {method: weight_grid(experiment, method) for method in self.weights}
         chosen = [(f"weight of {m}", self.weights[m], grid) for m, grid in grids.items()]
         tried = {trial.learning_rate for trial in self.trials}
         chosen.insert(0, ("learning rate", self.learning_rate, tuple(tried)))
         return [
-            f"The {what} of the search, {value:g}, is the {end} that was tried; better ones may "
-            f"lie beyond"
+            f"The search chose the {end} {what} that it tried, {value:g}; a better one may lie "
+            f"beyond"
             for what, value, grid in chosen
             for end, edge in (("smallest", min(grid)), ("largest", max(grid)))
             if len(grid) > 1 and value == edge
         ]
 
     def record(self) -> dict[str, Any]:
-        """As it is written to disk."""
+        """The search as it is written to disk."""
         return asdict(self)
 
 
@@ -123,22 +123,21 @@ def search(
     """Choose the learning rate and the methods' weights, and write `search.json`.
 
     Args:
-        experiment: the row of the paper.
-        methods: whose weights to choose; "plain" has none.
+        experiment: the experiment to search for.
+        methods: methods whose weights to choose; "plain" has none.
         root: the folder of all runs.
         machine: where to run.
-        jobs: how many trials at a time.
-        on_event: is told what happens; see `run_sweep`.
-        seeds: of the search.
-        reported: seeds that the search must keep off.
-        assignments: settings to change, as `key=value`. With a learning rate among them, that one
-            is held.
+        jobs: number of trials at a time.
+        on_event: is called with every event; see `run_sweep`.
+        seeds: seeds of the search.
+        reported: seeds of the results, which the search must not use.
+        assignments: settings to change, as `key=value`. A learning rate among them is kept.
         tiny: the form on embedded data.
 
     Raises:
         ExperimentError: seeds overlap, a weight was set, there is nothing to search, or every
             trial of the plain method failed.
-        StoppedError: it was interrupted; what was trained is kept.
+        StoppedError: it was interrupted; finished trials are kept.
     """
     given = {assignment.partition("=")[0].strip().replace("-", "_") for assignment in assignments}
     if "weight" in given:
@@ -146,8 +145,7 @@ def search(
     common = sorted(set(seeds) & set(reported))
     if common:
         raise ExperimentError(
-            f"seed {common[0]} is both reported and searched on; keep --search-seeds apart from "
-            f"--seeds"
+            f"seed {common[0]} is in both --seeds and --search-seeds; choose different ones"
         )
     rates = () if "learning_rate" in given else experiment.learning_rates
     others = [method for method in dict.fromkeys(methods) if method != "plain"]
@@ -160,7 +158,7 @@ def search(
 
 
 class Searcher:
-    """A search under way."""
+    """The state of a search."""
 
     def __init__(
         self,
@@ -182,14 +180,14 @@ class Searcher:
         rates: Sequence[float],
         run: Callable[[list[RunKey]], SweepReport],
     ) -> Search:
-        """Try the rates, if there are any, and then the weights."""
+        """Try the learning rates, if there are any, and then the weights."""
         found, up = self.found, self.experiment.higher_is_better
         if rates:
             self._try([self._keys("plain", [f"learning_rate={rate!r}"]) for rate in rates], run)
             best = choose(found.trials, up)
             if best is None:
                 raise ExperimentError(
-                    f"every learning rate failed, the last one because: {found.trials[-1].reason}"
+                    f"every learning rate failed, the last one with: {found.trials[-1].reason}"
                 )
             found.learning_rate = best.learning_rate
         rate = f"learning_rate={found.learning_rate!r}"
@@ -241,19 +239,19 @@ class Searcher:
         self._write()
 
     def _write(self) -> None:
-        with saying(self.path):
+        with writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self.path, json.dumps(self.found.record(), indent=2) + "\n")
+        write_text(self.path, json.dumps(self.found.record(), indent=2) + "\n")
 
 
 def _name(record: Mapping[str, Any]) -> str:
-    """What tells a trial from the others of a search."""
+    """What distinguishes a trial from the others of a search."""
     fields = {name: record[name] for name in ("method", "seed", "settings")}
     return json.dumps(fields, sort_keys=True)
 
 
 def weight_grid(experiment: Experiment, method: str) -> tuple[float, ...]:
-    """The weights to try for a method. Ablations of atom modeling share its grid.
+    """The weights to try for a method. The ablations of atom modeling share its grid.
 
     Raises:
         ExperimentError: the experiment has none.
@@ -267,12 +265,12 @@ def weight_grid(experiment: Experiment, method: str) -> tuple[float, ...]:
     general = method.partition("-")[0]
     grid = grids.get(method) or grids.get(general) or grids.get("")
     if not grid:
-        raise ExperimentError(f"{experiment.name} has no weights to search; --set weight=…")
+        raise ExperimentError(f"{experiment.name} has no weights to search; use --set weight=…")
     return grid
 
 
 def choose(trials: Iterable[Trial], higher_is_better: bool) -> Trial | None:
-    """The trial of the best mean; the first of equals; None if every one has a failed seed.
+    """The trial with the best mean, the first among equals; None if every one has a failed seed.
 
     Example:
         >>> values = {0.1: 0.7, 0.2: 0.9, 0.5: 0.8}

@@ -1,8 +1,8 @@
-"""Many runs in parallel processes: what is done is skipped, and a failed one stops no other.
+"""Many runs in parallel processes: finished ones are skipped, and a failure stops no other.
 
 Each process (see `worker`) trains one trial after another, so that it imports its libraries once.
-One that dies takes its trial with it and is replaced. Every trial is a run on disk, so a sweep that
-was stopped goes on with the same call.
+If it dies, its trial has failed, and another process takes its place. Every trial is a run on disk,
+so that the same call continues a sweep that was stopped.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.files import writing
 from atomsep.experiments.machine import Machine
-from atomsep.experiments.runs import Run, RunKey, saying
+from atomsep.experiments.runs import Run, RunKey
 from atomsep.experiments.sweeps.processes import WorkerProcess
 
 
@@ -25,13 +26,13 @@ class Event:
     """Something happened to a trial.
 
     Attributes:
-        kind: "skipped" (it was done before), "started", "progressed", "finished" or "failed";
-            after Ctrl-C "stopping" (it writes a checkpoint) and "stopped".
+        kind: "skipped" (finished before), "started", "progressed", "finished" or "failed"; after
+            Ctrl-C "stopping" (it writes a checkpoint) and "stopped".
         key: the trial.
-        done: trials that ended, and the shares of those under way.
-        failed: how many of them failed.
-        total: all trials.
-        reason: why it failed.
+        done: number of trials that ended, plus the shares of those in training.
+        failed: number of trials that failed.
+        total: number of trials.
+        reason: why the trial failed.
     """
 
     kind: str
@@ -56,10 +57,10 @@ class SweepReport:
     """How a sweep ended.
 
     Attributes:
-        results: of all finished trials, in the order asked for.
-        skipped: how many of them were done before.
-        failed: trials that failed.
-        left: trials that were not finished because the sweep was stopped.
+        results: results of all finished trials, in the order of the trials.
+        skipped: number of trials that were finished before.
+        failed: the trials that failed.
+        left: the trials that are not finished because the sweep was stopped.
     """
 
     results: list[dict[str, Any]] = field(default_factory=list)
@@ -69,7 +70,7 @@ class SweepReport:
 
     @property
     def stopped(self) -> bool:
-        """Whether it was interrupted."""
+        """Whether the sweep was interrupted."""
         return bool(self.left)
 
 
@@ -83,36 +84,35 @@ def run_sweep(
     jobs: int = 1,
     on_event: OnEvent = lambda event: None,
 ) -> SweepReport:
-    """Train every trial that is not done. Ctrl-C stops all with a checkpoint and returns.
+    """Train every unfinished trial. Ctrl-C stops all with a checkpoint and returns.
 
     Args:
-        trials: the runs; one that comes twice is trained once.
+        trials: the runs; duplicates are trained once.
         root: the folder of all runs.
         machine: where to run.
-        jobs: how many at a time.
-        on_event: is told what happens, in the calling thread.
+        jobs: number of runs at a time.
+        on_event: is called with every event, in the calling thread.
 
     Returns:
-        The results, the failures, and what is left if it was stopped.
+        The results, the failures, and the trials left if it was stopped.
 
     Raises:
-        ExperimentError: no worker can be started, or several devices a run were asked for.
+        ExperimentError: no worker can be started, or `machine` has several devices.
     """
     machine = machine or Machine()
     if jobs < 1:
         raise ExperimentError(f"--jobs must be at least 1, not {jobs}")
     if machine.devices > 1:
         raise ExperimentError(
-            f"a sweep trains each run on one device, not on {machine.devices}; use the others with "
-            f"--jobs"
+            f"a sweep trains each run on one device, not on {machine.devices}; --jobs uses several"
         )
-    with saying(root):
+    with writing(root):
         root.mkdir(parents=True, exist_ok=True)
     return Sweep({key.folder(root): key for key in trials}, root, machine, jobs, on_event).run()
 
 
 class Sweep:
-    """A sweep under way: hands trials to workers and hears what became of them."""
+    """The state of a sweep: gives trials to workers and collects their answers."""
 
     def __init__(
         self,
@@ -134,8 +134,8 @@ class Sweep:
         self.downloaded: set[str] = set()
 
     def run(self) -> SweepReport:
-        """Train all; returns what came of it."""
-        self._skip_done()
+        """Train all trials."""
+        self._skip_finished()
         self.jobs = min(self.jobs, len(self.waiting))
         try:
             for number in range(self.jobs):
@@ -144,7 +144,7 @@ class Sweep:
                 for worker in self.workers:
                     if worker.ready and worker.key is None:
                         self._give(worker)
-                self._attend()
+                self._wait()
         except KeyboardInterrupt:
             self._stop()
         finally:
@@ -155,7 +155,7 @@ class Sweep:
             raise ExperimentError(f"no worker can be started: {self.unusable}")
         return self._report()
 
-    def _skip_done(self) -> None:
+    def _skip_finished(self) -> None:
         for folder, key in self.trials.items():
             try:
                 result = Run(folder).read_result()
@@ -167,7 +167,7 @@ class Sweep:
             else:
                 self.skipped += 1
                 self.ended += 1
-                self._say("skipped", key)
+                self._tell("skipped", key)
 
     def _hire(self, number: int) -> None:
         worker = WorkerProcess(number, self.jobs, self.machine.device)
@@ -175,29 +175,29 @@ class Sweep:
         self.selector.register(worker.answers, selectors.EVENT_READ, worker)
 
     def _give(self, worker: WorkerProcess) -> None:
-        """The next trial, or the end if there is none."""
+        """Send the next trial, or the end if there is none."""
         if not self.waiting:
             worker.dismiss()
             return
         name = self.waiting[0].experiment
         if self.machine.download and name not in self.downloaded:
-            under_way = {other.key.experiment for other in self.workers if other.key is not None}
-            if name in under_way:
-                return  # one fetches the data, and the others wait until it trains
+            training = {other.key.experiment for other in self.workers if other.key is not None}
+            if name in training:
+                return  # one trial downloads the data; the others wait until it trains
         worker.give(self.waiting.popleft(), self.root, self.machine)
 
-    def _attend(self) -> None:
-        """Wait for answers, and act on them."""
+    def _wait(self) -> None:
+        """Wait for answers, and handle them."""
         for ready, _ in self.selector.select():
             worker: WorkerProcess = ready.data
-            messages = worker.hear()
+            messages = worker.receive()
             if messages is None:
-                self._bury(worker)
+                self._remove(worker)
             else:
                 for message in messages:
-                    self._act(worker, message)
+                    self._handle(worker, message)
 
-    def _act(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+    def _handle(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
         if "ready" in message:
             worker.ready = True
             return
@@ -207,21 +207,21 @@ class Sweep:
             self.downloaded.add(key.experiment)
             kind = "started" if worker.share is None else "progressed"
             worker.share = message["done"] / max(message["total"], 1)
-            self._say(kind, key)
+            self._tell(kind, key)
             return
         worker.key = worker.share = None
         if "finished" in message:
             self.ended += 1
-            self._say("finished", key)
+            self._tell("finished", key)
         elif "failed" in message:
             self._fail(key, message["failed"])
         elif self.stopping:
-            self._say("stopped", key)
+            self._tell("stopped", key)
         else:
-            self._fail(key, f"a signal from outside: {message['stopped']}")
+            self._fail(key, f"a signal ended it: {message['stopped']}")
 
-    def _bury(self, worker: WorkerProcess) -> None:
-        """A worker has ended: because it was told to, or with its trial."""
+    def _remove(self, worker: WorkerProcess) -> None:
+        """A worker has ended, because it was told to or in the middle of its trial."""
         self.selector.unregister(worker.answers)
         self.workers.remove(worker)
         reason, key = worker.end(), worker.key
@@ -236,15 +236,15 @@ class Sweep:
                 self._hire(worker.number)
 
     def _stop(self) -> None:
-        """Let the workers write checkpoints; a second Ctrl-C does not wait for them."""
+        """Let the workers write checkpoints; a second Ctrl-C kills them."""
         self.stopping = True
         try:
             for worker in self.workers:
                 worker.dismiss()
                 if worker.key is not None:
-                    self._say("stopping", worker.key)
+                    self._tell("stopping", worker.key)
             while self.workers:
-                self._attend()
+                self._wait()
         except KeyboardInterrupt:
             for worker in self.workers:
                 worker.process.kill()
@@ -253,9 +253,9 @@ class Sweep:
         folder = key.folder(self.root)
         self.failed[folder] = Failure(key, reason, folder / "log.txt")
         self.ended += 1
-        self._say("failed", key, reason)
+        self._tell("failed", key, reason)
 
-    def _say(self, kind: str, key: RunKey, reason: str = "") -> None:
+    def _tell(self, kind: str, key: RunKey, reason: str = "") -> None:
         done = self.ended + sum(worker.share or 0.0 for worker in self.workers)
         self.on_event(Event(kind, key, done, len(self.failed), len(self.trials), reason))
 

@@ -1,15 +1,16 @@
-"""One process of a sweep: reads a trial a line, trains it, answers by lines.
+"""One process of a sweep: reads one trial per line, trains it, and answers line by line.
 
-A trial is a JSON object: `key` (see `RunKey.record`), `root` and `machine`. The answers are
+A trial is a JSON object: `imports` (modules that register experiments), `key` (see
+`RunKey.record`), `root` and `machine`. The answers are
 
     {"ready": true}                     once, when it can take a trial
-    {"done": 120, "total": 640}         now and then, first when the data is there
-    {"finished": true}                  or
-    {"failed": "the reason"}            or
-    {"stopped": "where"}                each ends a trial
+    {"done": 120, "total": 640}         now and then, first when the data is loaded
+    {"finished": true}                  these three
+    {"failed": "the reason"}            end
+    {"stopped": "where"}                a trial
 
-Whatever is printed during a trial, by whomever, goes to the run's `log.txt`. When the sweep's end
-of the line closes, for whatever reason, the worker writes a checkpoint and ends.
+Everything printed during a trial goes to the run's `log.txt`. When the sweep closes the worker's
+input, for whatever reason, the worker writes a checkpoint and ends.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from typing import Any
 
 import torch
 
-from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.entry_points import import_extensions
+from atomsep.experiments.errors import ExperimentError, StoppedError
 from atomsep.experiments.machine import Machine
-from atomsep.experiments.progress import Silent
+from atomsep.experiments.progress import Listener
 from atomsep.experiments.registry import find_experiment
 from atomsep.experiments.runs import RunKey
 from atomsep.experiments.settings import override
-from atomsep.experiments.training import StoppedError, train
+from atomsep.experiments.training import train
 
 Answer = Callable[[Mapping[str, Any]], None]
 
@@ -61,7 +63,7 @@ def read_key(record: Mapping[str, Any]) -> RunKey:
 
 
 class Inbox:
-    """Lines of the sweep, read in a thread of their own, so that its end is noticed in training."""
+    """Lines from the sweep, read in a thread, so that their end is noticed during training."""
 
     def __init__(self) -> None:
         self.lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -73,30 +75,30 @@ class Inbox:
             self.lines.put(line)
         self.lines.put(None)
         if self.busy:
-            os.kill(os.getpid(), signal.SIGTERM)  # the loop takes it and writes a checkpoint
+            os.kill(os.getpid(), signal.SIGTERM)  # the training loop then writes a checkpoint
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.lines.get, None)
 
 
-class Reporter(Silent):
-    """A watcher that answers with the steps done."""
+class Reporter(Listener):
+    """A listener that answers with the steps done."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
 
     def started(self, key: RunKey, done: int, total: int) -> None:
-        """The data is there, and training begins."""
+        """The data is loaded, and training begins."""
         self.answer({"done": done, "total": total})
 
     def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
-        """So many steps are done."""
+        """Report the steps done."""
         self.answer({"done": done, "total": total})
 
 
 @contextmanager
 def logged(folder: Path) -> Iterator[None]:
-    """Send everything that is printed, by other languages too, to a run's log."""
+    """Send everything that is printed, by libraries in C too, to a run's log."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = os.dup(1), os.dup(2)
     with open(folder / "log.txt", "ab", buffering=0) as log:
@@ -105,8 +107,9 @@ def logged(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(OSError):  # a full disk, which the run's own error names
+            sys.stdout.flush()
+            sys.stderr.flush()
         for number, file in enumerate(kept, 1):
             os.dup2(file, number)
             os.close(file)
@@ -116,10 +119,11 @@ def work(line: str, answer: Answer) -> dict[str, Any]:
     """Train one trial; returns the last answer."""
     trial = json.loads(line)
     try:
+        import_extensions(trial.get("imports", ()))
         key, root = read_key(trial["key"]), Path(trial["root"])
         with logged(key.folder(root)):
             return _train(key, root, read_machine(trial["machine"]), answer)
-    except (ExperimentError, OSError) as error:  # no such experiment, or no log can be opened
+    except (ExperimentError, OSError) as error:  # no such experiment, or the log cannot be opened
         return {"failed": str(error)}
 
 
@@ -134,12 +138,13 @@ def _train(key: RunKey, root: Path, machine: Machine, answer: Answer) -> dict[st
     except StoppedError as stopped:
         return {"stopped": str(stopped)}
     except Exception as error:
-        traceback.print_exc()
+        with suppress(OSError):  # a full disk
+            traceback.print_exc()
         if isinstance(error, ExperimentError):
             return {"failed": str(error)}
         return {"failed": traceback.format_exception_only(error)[-1].strip().splitlines()[-1]}
     finally:
-        if torch.cuda.is_initialized():  # the next trial finds the memory free
+        if torch.cuda.is_initialized():  # free the memory for the next trial
             import gc
 
             gc.collect()
@@ -150,11 +155,11 @@ def _train(key: RunKey, root: Path, machine: Machine, answer: Answer) -> dict[st
 def main() -> int:
     """Work until the sweep has no more trials."""
     answers = os.dup(1)
-    os.dup2(2, 1)  # whatever else is printed is no answer
+    os.dup2(2, 1)  # nothing else that is printed may look like an answer
     inbox, threads = Inbox(), torch.get_num_threads()
 
     def answer(message: Mapping[str, Any]) -> None:
-        with suppress(BrokenPipeError):  # the sweep is gone; the inbox notices it too
+        with suppress(BrokenPipeError):  # the sweep has ended; the inbox notices it too
             os.write(answers, json.dumps(message).encode() + b"\n")
 
     answer({"ready": True})

@@ -1,13 +1,13 @@
-r"""The paper's Gaussian mixtures: the smallest task on which atom modeling shows.
+r"""The paper's Gaussian mixtures: the smallest task on which atom modeling has an effect.
 
-A sample has five sub-units. Each is drawn, by the throw of a coin, from one of two normal
-distributions,
+A sample has five sub-units. A coin flip decides from which of two normal distributions each is
+drawn,
 
 $$x_i \sim \mathcal N(+1, \tfrac12) \text{ in class A}, \qquad
   x_i \sim \mathcal N(-1, \tfrac12) \text{ in class B},$$
 
-and the sample's label is the class that most of its sub-units were truly drawn from. The two
-overlap, so nobody can be always right: see `bayes_rate`.
+and the sample's label is the class that most of its sub-units were drawn from. The two overlap,
+so no classifier is always right: see `bayes_rate`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ MEAN = 1.0
 DEVIATION = 0.5
 SUB_UNITS = 5
 FEATURES = 8
+ACTIVATIONS: dict[str, type[nn.Module]] = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU}
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +31,7 @@ class Samples:
     Attributes:
         values: the sub-units, `(n, 5)`.
         members: True where a sub-unit was drawn from A, `(n, 5)`.
-        labels: 1 where most sub-units are A's, `(n,)`.
+        labels: 1 where most sub-units were drawn from A, `(n,)`.
     """
 
     values: Tensor
@@ -57,10 +58,10 @@ def draw(count: int, generator: torch.Generator) -> Samples:
 
 
 def majority_posterior(values: Tensor) -> Tensor:
-    """Probability that most sub-units are A's, given their values: `(n, 5)` to `(n,)`.
+    """Probability that most sub-units were drawn from A, given their values: `(n, 5)` to `(n,)`.
 
-    Sub-units are independent, so the number of A's among them has a Poisson binomial
-    distribution, which grows by one sub-unit at a time.
+    Sub-units are independent, so the number drawn from A has a Poisson binomial distribution,
+    which is built up one sub-unit at a time.
 
     Example:
         >>> majority_posterior(torch.tensor([[1.0, 1.0, 0.0, -1.0, -1.0]])).round(decimals=3)
@@ -75,7 +76,7 @@ def majority_posterior(values: Tensor) -> Tensor:
 
 
 def bayes_rate(count: int = 400_000, seed: int = 0) -> float:
-    """Accuracy of the best possible classifier, by Monte Carlo (± 0.0001 at the default count).
+    """Accuracy of the best possible classifier, by Monte Carlo (± 0.0001 with the default count).
 
     Example:
         >>> print(f"{bayes_rate():.3f}")
@@ -90,17 +91,20 @@ class MixtureClassifier(nn.Module):
     """Two linear layers, as in the paper: one shared by the sub-units, one over all of them.
 
     Atom modeling attaches to `embed`, the hidden state before the sigmoid. After the sigmoid every
-    score is positive and no charge could be negative.
+    score is positive, and no charge could be negative.
+
+    Args:
+        activation: "sigmoid" or "relu".
     """
 
-    def __init__(self) -> None:
+    def __init__(self, activation: str = "sigmoid") -> None:
         super().__init__()
         self.embed = nn.Linear(1, FEATURES)
-        self.activation: nn.Module = nn.Sigmoid()
+        self.activation = ACTIVATIONS[activation]()
         self.head = nn.Linear(SUB_UNITS * FEATURES, 2)
 
     def hidden(self, values: Tensor) -> Tensor:
-        """What the classifier sees of the sub-units: `(n, 5)` to `(n, 40)`."""
+        """Input of the second layer: `(n, 5)` to `(n, 40)`."""
         hidden: Tensor = self.activation(self.embed(values.unsqueeze(-1)))
         return hidden.flatten(1)
 

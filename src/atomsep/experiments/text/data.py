@@ -1,7 +1,7 @@
 """Sentences to classify: CoLA, Poem sentiment, and a user's own table.
 
-Every reader gives training samples and held-out samples. The held-out ones are those that results
-are reported on or, for searches, samples that no run trains on.
+Every reader returns training samples and held-out samples. The held-out ones are those that
+results are reported on or, for searches, samples that no run trains on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from atomsep.experiments.download import fetch
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.runs import replacing
+from atomsep.experiments.files import replacing
 from atomsep.experiments.splits import stratified
 from atomsep.experiments.task import Context
 
@@ -35,7 +35,7 @@ class Texts:
         texts: the sentences.
         labels: their classes, from 0.
         classes: names of all classes.
-        source: what to call them in messages.
+        source: their name in messages.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Texts:
         return self.texts[index], self.labels[index]
 
     def name(self, index: int) -> str:
-        """Its source and number."""
+        """The sentence's source and number."""
         return f"{self.source}, sample {index + 1}"
 
     def __add__(self, other: Texts) -> Texts:
@@ -78,13 +78,13 @@ TextSets = tuple[Texts, Texts]
 
 
 def read_cola(context: Context) -> TextSets:
-    """CoLA: its training samples, and both dev sets as GLUE joins them; validation: a tenth.
+    """CoLA: its training samples, and both dev sets joined as in GLUE; validation: a tenth.
 
     The folder `cola` (or `CoLA`) holds the public release's three files, or GLUE's train.tsv and
     dev.tsv.
 
     Raises:
-        ExperimentError: the data is not there, or of another form.
+        ExperimentError: the data is missing, or has another form.
     """
     glue = ("train.tsv", "dev.tsv")
     folders = [context.data / "cola", context.data / "CoLA"]
@@ -105,7 +105,7 @@ def read_poem(context: Context) -> TextSets:
     """Poem sentiment: official train and test; validation: official dev.
 
     Raises:
-        ExperimentError: the data is not there, or of another form.
+        ExperimentError: the data is missing, or has another form.
     """
     folder = context.data / "poem"
     with context.fabric.rank_zero_first():
@@ -121,10 +121,10 @@ def read_poem(context: Context) -> TextSets:
 
 
 def fetch_cola(folder: Path, url: str = COLA_URL) -> None:
-    """Download the public release and take its three files.
+    """Download the public release and unpack its three files.
 
     Raises:
-        ExperimentError: it cannot be fetched, or is no such archive.
+        ExperimentError: it cannot be fetched, or is not such an archive.
     """
     archive = folder / url.rsplit("/", 1)[-1]
     fetch(url, archive)
@@ -147,8 +147,8 @@ def _has(folder: Path, names: Sequence[str]) -> bool:
 def _missing(title: str, folder: Path, names: Sequence[str]) -> ExperimentError:
     what = "there is no folder" if not folder.exists() else "not all files are in"
     return ExperimentError(
-        f"{what} {folder}, which must hold {', '.join(names)}; pass --download to fetch {title}, "
-        f"or --data with the folder that holds {folder.name}/"
+        f"{what} {folder}, which must hold {', '.join(names)}; fetch {title} with --download, or "
+        f"name the folder that holds {folder.name}/ with --data"
     )
 
 
@@ -164,7 +164,7 @@ def _read_rows(
     labels: Mapping[str, int],
     classes: Sequence[str],
 ) -> Texts:
-    """A table without a header, whose columns are known by number."""
+    """A table without a header, with columns by number."""
     texts, numbers = [], []
     for line, row in read_table(path, "\t"):
         if len(row) != columns:
@@ -180,12 +180,12 @@ def _read_rows(
         texts.append(row[text])
         numbers.append(labels[row[label]])
     if not texts:
-        raise ExperimentError(f"{path} is empty; remove it and pass --download")
+        raise ExperimentError(f"{path} is empty; remove it and use --download")
     return Texts(texts, numbers, classes, str(path))
 
 
 def read_table(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a table with the numbers of their lines. Tabs separate without quotes.
+    """The rows of a table with their line numbers. With tabs, quotes have no meaning.
 
     Raises:
         ExperimentError: the file cannot be read as a table.
@@ -199,5 +199,6 @@ def read_table(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
                     yield reader.line_num, row
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ExperimentError(
-            f"{path} cannot be read as a table ({error}); it must be UTF-8 text with a row a sample"
+            f"{path} cannot be read as a table ({error}); it must be UTF-8 text with one row per "
+            f"sample"
         ) from error

@@ -1,4 +1,4 @@
-"""Encoders of Hugging Face for sentences, and sentences as their tokens."""
+"""Encoders of Hugging Face, and sentences as their tokens."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ from torch import Tensor
 
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.text.data import Texts
+from atomsep.experiments.text.experiments import TINY
 from atomsep.experiments.text.tiny import tiny_encoder
-
-TINY = "tiny"
-"""The model that needs no file: see `tiny_encoder`."""
 
 
 def load_encoder(
     name: str, classes: int, texts: Sequence[str], *, download: bool = False
 ) -> tuple[Any, Any]:
-    """A tokenizer, and an encoder with a fresh classifier on it.
+    """A tokenizer, and an encoder with an untrained classifier.
 
     Args:
-        name: of a model on the Hugging Face hub, or a folder; "tiny" for a small one with fresh
-            weights.
-        classes: number of them.
-        texts: to train on; the vocabulary of the small one.
+        name: name of a model on the Hugging Face hub, or a folder; "tiny" for a small untrained
+            one.
+        classes: number of classes.
+        texts: training texts, the vocabulary of the small one.
         download: fetch the model if it is not on this machine.
 
     Raises:
@@ -47,25 +45,25 @@ def load_encoder(
         reason = str(error).strip().split("\n")[0]
         if Path(name).is_dir():
             raise ExperimentError(
-                f"the folder {name} does not hold a model with its tokenizer as "
-                f"save_pretrained writes them ({reason})"
+                f"the folder {name} does not hold a model with its tokenizer, as written by "
+                f"save_pretrained ({reason})"
             ) from error
-        advice = "see whether the name is right" if download else "pass --download to fetch it"
+        advice = "check the name" if download else "fetch it with --download"
         raise ExperimentError(
             f"the model {name!r} cannot be loaded ({reason}); {advice}, or name a folder that "
             f"holds a model with its tokenizer: --set model=FOLDER"
         ) from error
     if tokenizer.pad_token is None:
         raise ExperimentError(
-            f"the tokenizer of {name!r} has no padding token, so that sentences cannot share a "
-            f"batch; take an encoder such as bert-base-cased"
+            f"the tokenizer of {name!r} has no padding token, so sentences cannot share a batch; "
+            f"use an encoder such as bert-base-cased"
         )
     return tokenizer, model
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what transformers prints while it loads."""
+    """Silence what transformers prints while it loads."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -80,12 +78,12 @@ def quiet() -> Iterator[None]:
 
 
 class Tokens:
-    """Sentences as token numbers, made once.
+    """Sentences as token numbers, computed once.
 
     Args:
         texts: the sentences.
-        tokenizer: of the model.
-        length: the longest; what is longer is cut.
+        tokenizer: the model's tokenizer.
+        length: the largest number of tokens; longer sentences are cut.
     """
 
     def __init__(self, texts: Texts, tokenizer: Any, length: int) -> None:
@@ -103,12 +101,12 @@ class Tokens:
         return self.rows[index], self.texts.labels[index]
 
     def name(self, index: int) -> str:
-        """What to call it in a message."""
+        """Name of a sentence in messages."""
         return self.texts.name(index)
 
 
 class Pad:
-    """Make a batch of sentences, padded to the longest of it."""
+    """Makes a batch of sentences, padded to the longest."""
 
     def __init__(self, tokenizer: Any) -> None:
         from transformers import DataCollatorWithPadding

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from atomsep.experiments.entry_points import is_entry_point, load_entry_point
+from atomsep.experiments.entry_points import call_entry_point, is_entry_point
 from atomsep.experiments.errors import ExperimentError, unknown
 from atomsep.experiments.task import Context
 from atomsep.experiments.text.data import VALIDATION_SHARE, Texts, TextSets, read_table
@@ -21,18 +21,18 @@ Rows = list[tuple[str, str]]
 def read_own_text(context: Context) -> TextSets:
     """The samples of `file` and `test_file`, or of the function that `file` names.
 
-    Without a test file a fifth of the samples is held out. Validation: a tenth of the training
+    Without a test file, a fifth of the samples is held out. Validation: a tenth of the training
     samples.
 
     Raises:
-        ExperimentError: `file` is not set, or holds something else.
+        ExperimentError: `file` is not set, or does not hold texts of classes.
     """
     settings = context.settings
     columns = (settings.text_column, settings.label_column)
     if not settings.file:
         raise ExperimentError(
-            "say where the sentences are with --set file=FILE.csv or FILE.tsv, and name the "
-            "columns with --set text_column=NAME and --set label_column=NAME"
+            "name the file of the sentences with --set file=FILE.csv or FILE.tsv, and its columns "
+            "with --set text_column=NAME and --set label_column=NAME"
         )
     test: Rows | None = None
     if is_entry_point(settings.file) and not Path(settings.file).exists():
@@ -44,21 +44,16 @@ def read_own_text(context: Context) -> TextSets:
     classes = _in_order({label for _, label in train})
     if len(classes) < 2:
         raise ExperimentError(
-            f"{settings.file} holds one class only, {classes[0]!r}; a classifier needs two"
+            f"{settings.file} holds only one class, {classes[0]!r}; a classifier needs two"
         )
     samples = _as_texts(train, classes, settings.file)
     if test is None:
         samples, held_out = samples.held_out(TEST_SHARE, "test")
     else:
         held_out = _as_texts(test, classes, settings.test_file or settings.file)
-    return (
-        samples.held_out(VALIDATION_SHARE, "validation")
-        if context.validation
-        else (
-            samples,
-            held_out,
-        )
-    )
+    if context.validation:
+        return samples.held_out(VALIDATION_SHARE, "validation")
+    return samples, held_out
 
 
 def _read_columns(path: Path, text: str, label: str) -> Rows:
@@ -71,7 +66,7 @@ def _read_columns(path: Path, text: str, label: str) -> Rows:
         if header.count(name) != 1:
             there = f"its columns are {', '.join(header)}" if header else "it is empty"
             raise ExperimentError(
-                f"{path} must have one column {name!r}, and {there}; name the columns with "
+                f"{path} must have one column {name!r}, but {there}; name the columns with "
                 f"--set text_column=NAME and --set label_column=NAME"
             )
     at_text, at_label = header.index(text), header.index(label)
@@ -82,7 +77,9 @@ def _read_columns(path: Path, text: str, label: str) -> Rows:
                 f"{path}, line {line}: {len(row)} columns, but the header has {len(header)}"
             )
         if not row[at_label].strip():
-            raise ExperimentError(f"{path}, line {line}: the label is empty; fill it or remove it")
+            raise ExperimentError(
+                f"{path}, line {line}: the label is empty; fill it in or remove the line"
+            )
         found.append((row[at_text], row[at_label]))
     if not found:
         raise ExperimentError(f"{path} holds no samples below its header")
@@ -90,13 +87,13 @@ def _read_columns(path: Path, text: str, label: str) -> Rows:
 
 
 def _returned(entry: str) -> tuple[Rows, Rows]:
-    sets: Any = load_entry_point("file", entry)()
+    sets: Any = call_entry_point("file", entry)
     try:
         train, test = ([(str(text), str(label)) for text, label in rows] for rows in sets)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # of a user's objects, which may raise anything
         raise ExperimentError(
-            f"file={entry} must return two lists, to train and to test on, of pairs of a text and "
-            f"a label ({error})"
+            f"file={entry} must return two lists, for training and for testing, of pairs of a text "
+            f"and a label ({type(error).__name__}: {error})"
         ) from error
     if not train or not test:
         raise ExperimentError(f"file={entry} returned an empty list of samples")
@@ -104,7 +101,7 @@ def _returned(entry: str) -> tuple[Rows, Rows]:
 
 
 def _in_order(labels: set[str]) -> list[str]:
-    """Classes in the order of their names, or of their numbers if they are numbers."""
+    """Classes sorted by name, or by number if all are numbers."""
     whole = all(label.lstrip("+-").isdecimal() for label in labels)
     return sorted(labels, key=int) if whole else sorted(labels)
 
@@ -113,5 +110,7 @@ def _as_texts(rows: Rows, classes: Sequence[str], source: str) -> Texts:
     numbers = {name: number for number, name in enumerate(classes)}
     for _, label in rows:
         if label not in numbers:
-            raise unknown("class", label, classes, f"to train on, which {source} has")
+            raise unknown(
+                "class", label, classes, f"among the training samples, but {source} has it"
+            )
     return Texts([text for text, _ in rows], [numbers[label] for _, label in rows], classes, source)

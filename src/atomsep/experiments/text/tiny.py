@@ -15,11 +15,11 @@ NOUNS = ("cat", "dog", "girl", "bird")
 VERBS = (("sleeps", "sleep"), ("runs", "run"), ("sings", "sing"), ("waits", "wait"))
 PLACES = ("in the garden", "near the river", "", "under a tree", "")
 MOODS = (("weeping", "bitter"), ("glad", "golden"), ("grey", "wooden"))
-"""Words of verses that are negative, positive and neither."""
+"""Words that make a verse negative, positive or neither."""
 
 
 def agreement(train: int, test: int) -> TextSets:
-    """Sentences about one animal or one child, whose verb agrees with that or does not."""
+    """Sentences about one animal or one child, whose verb agrees with it or does not."""
 
     def make(rng: torch.Generator) -> tuple[str, int]:
         noun, verb, place, agrees = _draw(rng, len(NOUNS), len(VERBS), len(PLACES), 2)
@@ -30,7 +30,7 @@ def agreement(train: int, test: int) -> TextSets:
 
 
 def verses(train: int, test: int) -> TextSets:
-    """Verses with two moods, which are mixed if they differ; as in Poem, in training alone."""
+    """Verses of two moods, which are mixed if these differ; as in Poem, only in training."""
 
     def make(rng: torch.Generator, mixed: bool = True) -> tuple[str, int]:
         noun, verb, first, second, word = _draw(rng, len(NOUNS), len(VERBS), 3, 3, 2)
@@ -58,13 +58,13 @@ def _generate(make: Any, count: int, classes: Sequence[str], start: int = 0) -> 
 
 
 def read_tiny(context: Context, sets: TextSets) -> TextSets:
-    """Training samples, and held-out ones or, for searches, a fifth of the training samples."""
+    """Training and test samples; for searches, a fifth of the training samples is held out."""
     train, test = sets
     return train.held_out(0.2, "validation") if context.validation else (train, test)
 
 
 def tiny_encoder(texts: Sequence[str], classes: int) -> tuple[Any, Any]:
-    """A tokenizer of the words of some texts, and a BERT of two layers of width 32.
+    """A tokenizer with the words of some texts, and a BERT with two layers of width 32.
 
     Example:
         >>> tokenizer, model = tiny_encoder(["a cat sleeps"], classes=2)
@@ -89,7 +89,7 @@ def tiny_encoder(texts: Sequence[str], classes: int) -> tuple[Any, Any]:
         num_hidden_layers=2,
         num_attention_heads=2,
         intermediate_size=64,
-        initializer_range=0.2,  # the usual 0.02 takes long to leave at this width
+        initializer_range=0.2,  # at this width, the usual 0.02 is slow to train
         num_labels=classes,  # type: ignore[call-arg]
     )
     wrapped = PreTrainedTokenizerFast(

@@ -1,0 +1,79 @@
+"""Where the command line starts: errors become sentences, and exit codes tell them apart.
+
+Hardly anything is imported before `main` runs, so that it answers Ctrl-C during imports too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from atomsep.cli.printable import printable
+from atomsep.experiments.errors import ExperimentError
+
+FAILED, MISUSED, STOPPED = 1, 2, 130
+"""Exit codes: an error; wrong usage; interrupted, to continue with the same command."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    try:
+        raise SystemExit(_run([word for word in words if word != "--debug"]))
+    except KeyboardInterrupt:
+        sentence, code = "stopped", STOPPED
+    except Exception as error:
+        sentence, code = explain(error)
+        if debug or not sentence:
+            print(printable(traceback.format_exc()), file=sys.stderr)
+    if sentence:
+        print(printable(f"atomsep: {sentence}"), file=sys.stderr)
+    _drop_unwritable_output()
+    raise SystemExit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    from atomsep.cli.commands import app
+
+    code: int | None = app(arguments or ["--help"], prog_name="atomsep", standalone_mode=False)
+    if code == STOPPED:  # how typer returns a KeyboardInterrupt
+        raise KeyboardInterrupt
+    return code or 0
+
+
+def explain(error: Exception) -> tuple[str, int]:
+    """A sentence about an error, and its exit code; "" for an error that nobody foresaw."""
+    if isinstance(error, ExperimentError):
+        return str(error), FAILED
+    if isinstance(error, ModuleNotFoundError) and error.name in ("rich", "typer"):
+        return (  # the core is installed without them
+            f"the command line needs {error.name}; install it with: "
+            f"pip install 'atomsep[experiments]'"
+        ), FAILED
+    if hasattr(error, "format_message"):  # of click, or of typer's own copy of it
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "atomsep"
+        return f"{error.format_message()}\nSee: {command} --help", MISUSED
+    text = str(error) or type(error).__name__
+    if isinstance(error, OSError):
+        return f"{text}; --debug shows where", FAILED
+    memory = ("out of memory", "allocate memory", "size calculation overflowed")
+    if isinstance(error, MemoryError) or any(words in text for words in memory):
+        line = text.splitlines()[0]
+        return (
+            f"memory ran out ({line}); try a smaller batch, fewer samples or a smaller model",
+            FAILED,
+        )
+    return "", FAILED
+
+
+def _drop_unwritable_output() -> None:
+    """Keep Python from complaining at exit about output that a full disk or closed pipe refused."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,75 @@
+"""Files that are whole at any moment, and sentences for what the file system refuses."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from atomsep.experiments.errors import ExperimentError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of a disk, a quota or a file that can hold no more."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an error of the file system into a sentence that names the path.
+
+    Raises:
+        ExperimentError: the file system refused.
+    """
+    try:
+        yield
+    except OSError as error:
+        advice = "free some space" if error.errno in FULL else "fix that"
+        raise ExperimentError(
+            f"{path} cannot be written ({error.strerror or error}); {advice} and repeat the "
+            f"command: the run continues from its last checkpoint"
+        ) from error
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Write a file under another name, then move it into place, so that readers see it whole.
+
+    Unless `durable`, a power cut may bring back the old file.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        if durable:
+            with open(part, "rb") as file:
+                os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+    """Write a text file so that a reader finds the old text or the new one, never a part."""
+    with writing(path), replacing(path, durable=durable) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a state dictionary with `torch.save`, whole or not at all."""
+    import torch
+
+    # A file object, because torch's own files do not say what went wrong.
+    with writing(path), replacing(path) as part, open(part, "wb") as file:
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:
+            raise _hidden_os_error(error) from error
+
+
+def _hidden_os_error(error: BaseException) -> BaseException:
+    """The error of the file, which torch's writer replaces by its own."""
+    below: BaseException | None = error
+    while below is not None and not isinstance(below, OSError):
+        below = below.__context__
+    return below or error

@@ -1,0 +1,68 @@
+"""From the settings of a GAN to its networks with their images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.gan import pictures
+from atomsep.experiments.gan.adversarial import Gan
+from atomsep.experiments.gan.dcgan import Discriminator, Generator
+from atomsep.experiments.gan.features import find_features
+from atomsep.experiments.gan.fidelity import Fidelity
+from atomsep.experiments.gan.pictures import Pictures
+from atomsep.experiments.randomness import generator as stream
+from atomsep.experiments.task import Context, Task
+
+
+def build_mnist(context: Context) -> Task:
+    """A GAN on MNIST."""
+    return build(context, lambda: pictures.mnist(context.data, context.download), 1)
+
+
+def build_cifar10(context: Context) -> Task:
+    """A GAN on CIFAR-10."""
+    return build(context, lambda: pictures.cifar10(context.data, context.download), 3)
+
+
+def build_own(context: Context) -> Task:
+    """A GAN on the images of a folder."""
+    settings = context.settings
+
+    def read() -> Pictures:
+        if not settings.folder:
+            raise ExperimentError("name the folder of the images with --set folder=PATH")
+        skip = settings.unreadable == "skip"
+        return pictures.folder(Path(settings.folder), settings.channels, skip)
+
+    return build(context, read, settings.channels)
+
+
+def build(context: Context, read: Callable[[], Pictures], channels: int) -> Task:
+    """The networks of a seed with their images."""
+    settings = context.settings
+    generator = Generator(channels, settings.width, settings.z)
+    discriminator = Discriminator(channels, settings.width)
+    embedded = context.tiny and not getattr(settings, "folder", "")
+    whole = pictures.digits(channels) if embedded else read()
+    order = torch.randperm(len(whole), generator=stream(0, "training samples"))
+    held_out = None
+    if context.validation:
+        part = max(1, len(whole) // 10)
+        held_out, order = whole.take(order[:part]), order[part:]
+    training = whole
+    if context.validation or settings.train_samples:
+        training = whole.take(order[: settings.train_samples or None].sort().values)
+    features = find_features(
+        settings.features,
+        settings.features_weights,
+        training,
+        device=context.fabric.device,
+        data=None if context.tiny else context.data,
+        download=context.download,
+    )
+    fidelity = Fidelity(features, (held_out or training).images)
+    return Gan(context, generator, discriminator, training, fidelity)

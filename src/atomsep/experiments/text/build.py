@@ -1,0 +1,135 @@
+"""From the settings of text classification to a classifier with its sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from atomsep.experiments.classification import Classification
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.loading import LoaderFeed
+from atomsep.experiments.randomness import seeded
+from atomsep.experiments.task import Context, Task
+from atomsep.experiments.text.data import TextSets, read_cola, read_poem
+from atomsep.experiments.text.experiments import TextSettings
+from atomsep.experiments.text.models import Pad, Tokens, load_encoder
+from atomsep.experiments.text.own import read_own_text
+from atomsep.experiments.text.tiny import agreement, read_tiny, verses
+from atomsep.methods import METHODS
+
+
+def build_cola(context: Context) -> Task:
+    """A classifier of CoLA."""
+    return build(context, read_cola, agreement, cola_metrics)
+
+
+def build_poem(context: Context) -> Task:
+    """A classifier of Poem sentiment."""
+    return build(context, read_poem, verses, poem_metrics)
+
+
+def build_own(context: Context) -> Task:
+    """A classifier of the user's own sentences."""
+    return build(context, read_own_text, agreement, own_metrics)
+
+
+def build(
+    context: Context,
+    read: Callable[[Context], TextSets],
+    tiny: Callable[[int, int], TextSets],
+    metrics: Callable[[int], Mapping[str, Any]],
+) -> Task:
+    """A classifier with its sentences.
+
+    Args:
+        context: context of the run.
+        read: reads the sentences.
+        tiny: makes those of the tiny form, from the numbers of training and test samples.
+        metrics: makes the metrics for a number of classes.
+    """
+    settings: TextSettings = context.settings
+    if context.tiny and getattr(settings, "file", None):
+        raise ExperimentError("--tiny trains on embedded sentences; omit either --tiny or file=…")
+    train, held_out = read_tiny(context, tiny(192, 64)) if context.tiny else read(context)
+    classes = len(train.classes)
+    with seeded(context.seed, "initial weights"), context.fabric.rank_zero_first():
+        tokenizer, model = load_encoder(
+            settings.model, classes, train.texts, download=context.download
+        )
+    if settings.charge == "learned" and "charge" in METHODS[context.method].options:
+        with seeded(context.seed, "charge"):
+            charge = nn.Linear(model.config.hidden_size, 1)
+        options = {**settings.method, "charge": charge}
+        context = replace(context, settings=replace(settings, method=options))
+    load = partial(
+        LoaderFeed,
+        augment=unchanged,
+        batch=settings.batch,
+        seed=context.seed,
+        shard=context.shard,
+        collate=Pad(tokenizer),
+        pin_memory=context.fabric.device.type == "cuda",
+    )  # without workers: the tokens are in memory
+    return Classification(
+        context,
+        model,
+        make_optimiser(settings, model),
+        load(Tokens(train, tokenizer, settings.max_length)),
+        load(Tokens(held_out, tokenizer, settings.max_length), shuffle=False).batches,
+        partial(metrics, classes),
+        features=getattr(model.config, "hidden_size", 0),
+        schedule=settings.schedule,
+        warmup=settings.warmup,
+        clip=settings.clip,
+    )
+
+
+def unchanged(stored: Any) -> Any:
+    """Sentences are not augmented."""
+    return stored
+
+
+def make_optimiser(settings: TextSettings, model: nn.Module) -> torch.optim.Optimizer:
+    """AdamW without weight decay for biases and norms, which are all the vectors."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=0.0)
+
+
+def cola_metrics(classes: int) -> Mapping[str, Any]:
+    """Matthews correlation and accuracy."""
+    from torchmetrics.classification import MulticlassAccuracy, MulticlassMatthewsCorrCoef
+
+    return {
+        "mcc": MulticlassMatthewsCorrCoef(classes),
+        "accuracy": MulticlassAccuracy(classes, average="micro"),
+    }
+
+
+def poem_metrics(classes: int) -> Mapping[str, Any]:
+    """F1 over the classes that occur in the labels, and its other averages."""
+    from torchmetrics.classification import MulticlassF1Score
+
+    from atomsep.experiments.metrics import F1InTruth
+
+    return {
+        "f1": F1InTruth(classes),
+        "f1_micro": MulticlassF1Score(classes, average="micro"),
+        "f1_weighted": MulticlassF1Score(classes, average="weighted"),
+        "f1_macro_all": MulticlassF1Score(classes, average="macro"),
+    }
+
+
+def own_metrics(classes: int) -> Mapping[str, Any]:
+    """Accuracy, Matthews correlation, and F1 over the classes that occur in the labels."""
+    from atomsep.experiments.metrics import F1InTruth
+
+    return {**cola_metrics(classes), "f1": F1InTruth(classes)}
