@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import atomsep.methods
-from atomsep.cli.commands import main
+from atomsep.cli.main import main
 from atomsep.experiments.registry import EXPERIMENTS
 from atomsep.experiments.runs import find_results
 from atomsep.experiments.synthetic.mixtures import FEATURES
