@@ -243,13 +243,15 @@ class LayerTap:
         statistics, held.statistics = held.statistics, None
         assert statistics is not None
         held.taken = None if held.depth else statistics.detach()
-        if not statistics.table.requires_grad and not transforms_active():
+        loss = self.attachment.criterion.from_statistics(statistics, weight)
+        if transforms_active():
+            return loss
+        if not statistics.table.requires_grad:
             self.watch.tell(
                 "frozen",
                 f"no gradient reaches layer {self.name!r}: everything before it is frozen, so its "
                 f"atom loss trains nothing; attach after the first trained layer",
             )
-        loss = self.attachment.criterion.from_statistics(statistics, weight)
         if not torch.compiler.is_compiling() and held.charge is not None:
             self.watch.look(loss, statistics, held.charge)
         return loss
