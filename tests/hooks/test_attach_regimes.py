@@ -161,7 +161,8 @@ def test_r1_penalty_on_an_attached_critic() -> None:
     attachment = atomsep.attach(critic, "0", weight=WEIGHT)
     for _ in range(2):
         assert_same(gradients(critic, penalised()), expected)
-        attachment._taps[0]._settle()
+        tap = attachment._taps[0]
+        tap._settle(tap.forwards.read())
     task = penalised()
     atom = gradients(critic, plain_loss(as_tokens(critic[0](x))).mul(WEIGHT))
     task = penalised()
@@ -213,7 +214,7 @@ def test_autocast_keeps_statistics_in_float32(dtype: torch.dtype) -> None:
     with torch.autocast("cpu", dtype=dtype):
         task = model(x).float().logsumexp(1).mean()
         loss = attachment.loss()
-    numbers = attachment._taps[0].numbers
+    numbers = attachment._taps[0].forwards.read().taken
     assert numbers is not None
     assert numbers.table.dtype == torch.float32
     torch.testing.assert_close(loss, expected)

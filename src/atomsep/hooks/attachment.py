@@ -1,13 +1,15 @@
-"""Attach atom modeling to a layer of any model.
+"""Attach atom modeling to layers of a model.
 
-Hooks on the layers read their outputs (`atomsep.hooks.tap`); an attachment makes of that the loss, the
-importance and the statistics when it is asked for them.
+Hooks read what the layers return (`atomsep.hooks.tap`). The attachment turns that into the loss,
+the importance and the statistics on demand.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
+from types import MethodType
 from typing import Any, Literal, cast
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from atomsep.core.layout import DESCRIPTIONS, Axes
 from atomsep.core.loss import AtomLoss
 from atomsep.hooks.masks import MaskSlot, MaskSource, MaskTap, find_mask_hosts
+from atomsep.hooks.switch import Switch
 from atomsep.hooks.tap import LayerTap
 from atomsep.hooks.targets import Key, Target, find_layers
 
@@ -33,31 +36,32 @@ def attach(
 ) -> Attachment:
     """Attach atom modeling to one or several layers of a model.
 
-    The model's own code, parameters and state_dict stay as they are. Train as before and add
+    The model's code, parameters and state_dict stay as they are. Train as before and add
     `attachment.loss()` to the task's loss.
 
     Args:
-        model: any module; wrapped in DistributedDataParallel or torch.compile too, as long as
-            it was not called compiled before. Its training mode decides whether there is a loss.
+        model: any module, also one that is compiled or wrapped in DistributedDataParallel. Its
+            training mode decides whether there is a loss.
         target: a dotted name, a glob over dotted names, a module of the model, or a list of these.
-        loss: the loss, with its own settings and learned maps; `AtomLoss()` if None. Learned maps
-            are not part of the model: give their `parameters()` to the optimiser, and average
-            their gradients yourself in data-parallel training.
-        weight: factor of the loss; can be changed while training.
+        loss: the loss with its settings and learned maps; `AtomLoss()` if None. Learned maps are
+            not part of the model: pass their `parameters()` to the optimiser, and average their
+            gradients yourself in data-parallel training.
+        weight: factor of the loss; can be changed during training.
         layout: "channels_first" for (M, C, H, W) and (M, C, L), "channels_last" for (M, L, C) and
             (M, H, W, C), "length_first" for (L, M, C), or "auto" to infer it where it is certain.
-        mask: None takes an `attention_mask` that the model is called with; a name takes that
-            argument, a callable `(args, kwargs) -> mask` of the model's call anything else, False
-            nothing. Masks are true on real tokens, `(M, L)` or `(M, H, W)`.
-        select: index or key of the tensor, where the layer returns a tuple or a mapping.
-        skip_tokens: class tokens in front to leave out.
+        mask: None uses the `attention_mask` that the model is called with, a name uses the
+            argument of that name, a callable `(args, kwargs) -> mask` computes the mask from the
+            model's arguments, and False uses no mask. Masks are true on real tokens and have shape
+            `(M, L)` or `(M, H, W)`.
+        select: index or key of the tensor if the layer returns a tuple or a mapping.
+        skip_tokens: number of class tokens in front to leave out.
 
     Returns:
         The attachment, with the loss, importance and statistics of the layer.
 
     Raises:
         ValueError: the target matches nothing, or an argument is out of range. A layout that is
-            not certain is refused in the first forward, with the shapes.
+            not certain is refused in the first forward, in a message that names the shapes.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Flatten(), nn.Linear(40, 2))
@@ -83,7 +87,7 @@ def attach(
 
 
 def attachments(model: nn.Module) -> list[Attachment]:
-    """The attachments of a model: how a copied or unpickled model's are found again.
+    """The attachments of a model, for example of a copied or unpickled one.
 
     Example:
         >>> import copy
@@ -98,27 +102,33 @@ def attachments(model: nn.Module) -> list[Attachment]:
 
 
 class Attachment:
-    """Atom modeling on one or several layers of a model; made by `attach`.
+    """Atom modeling on one or several layers of a model; created by `attach`.
 
-    Usable as a context manager that detaches at its end.
+    A context manager, which detaches when it exits. Loss, importance and statistics belong to the
+    thread that ran the model. (A compiled model can be used by one thread at a time.)
 
     Attributes:
-        criterion (AtomLoss): the loss, with its settings and learned maps.
-        model (nn.Module): what it is attached to.
-        active (bool): False once detached.
+        criterion (AtomLoss): the loss with its settings and learned maps.
+        model (nn.Module): the model it is attached to.
     """
 
     def __init__(self, model: nn.Module, criterion: AtomLoss, weight: float) -> None:
         self.model = _unwrapped(model)
         self.criterion = criterion
         self.weight = weight
-        self.active = True
+        self.switch = Switch()
         self._taps: list[LayerTap] = []
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._hooked: list[nn.Module] = []
+
+    @property
+    def active(self) -> bool:
+        """False once detached."""
+        return self.switch.attached
 
     @property
     def weight(self) -> float:
-        """Factor of the loss, at least 0; may be set anew at any step."""
+        """Factor of the loss, at least 0; can be changed at any step."""
         return self._weight
 
     @weight.setter
@@ -129,31 +139,30 @@ class Attachment:
 
     @property
     def layers(self) -> list[str]:
-        """Names of the layers attached to."""
+        """Names of the layers it is attached to."""
         return [tap.name for tap in self._taps]
 
     def loss(self) -> Tensor:
-        """The weighted loss of the last training forward, ready to add to the task's.
+        """The weighted loss of the last training forward, to be added to the task's loss.
 
-        With several layers it is their mean. A layer that ran more than once since the last call
-        counts with its last run.
+        With several layers, it is the mean of their losses, on the device of the last one. If a
+        layer ran more than once since the last call, its last run counts.
 
         Raises:
-            RuntimeError: no training forward since the last call, or the attachment was detached,
-                or the output was overwritten in place for the first time after earlier steps
-                left it alone.
+            RuntimeError: there was no training forward since the last call, the attachment was
+                detached, or the output was overwritten in place for the first time after earlier
+                steps left it unchanged.
         """
         for tap in self._taps:
             tap.check_loss()  # before any is taken
-        losses = [tap.take_loss(self.weight) for tap in self._taps]
-        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+        return mean_of([tap.take_loss(self.weight) for tap in self._taps])
 
     @property
     def importance(self) -> Any:
-        """Token importance of the last forward, training or not, in the shape of the tokens.
+        """Token importance of the last forward, in training or not.
 
-        `(M, H, W)` for maps, `(M, L)` for sequences, float32, 0 on padding; with several layers a
-        dictionary by name.
+        `(M, H, W)` for maps and `(M, L)` for sequences, float32, 0 on padding. With several
+        layers, a dictionary by name.
         """
         return self._each(LayerTap.importance)
 
@@ -161,10 +170,10 @@ class Attachment:
     def stats(self) -> dict[str, Any]:
         """The parts of the loss of the last training forward, as numbers.
 
-        energy, neutrality and occupancy are unweighted, in the loss's own scale; distance is the
-        mean over pairs of nuclei, radius the mean over samples; protons, electrons and neutrons
-        are the shares P/N, G/N and the rest. Computed when read, which waits for a GPU. With
-        several layers a dictionary by name.
+        energy, neutrality and occupancy are unweighted and in the loss's scale. distance is the
+        mean over pairs of nuclei and radius the mean over samples. protons, electrons and neutrons
+        are the shares P/N, G/N and the rest. They are computed when read, which synchronises with
+        the GPU. With several layers, a dictionary by name.
         """
         numbers: dict[str, Any] = self._each(LayerTap.stats)
         return numbers
@@ -175,23 +184,45 @@ class Attachment:
         return {tap.name: read(tap) for tap in self._taps}
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Parameters of learned maps, for the optimiser; none with the default maps."""
+        """Parameters of the learned maps, for the optimiser; none with the default maps."""
         return self.criterion.parameters()
 
     def state_dict(self) -> dict[str, Any]:
-        """State of learned maps."""
+        """State of the learned maps."""
         return self.criterion.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state of learned maps."""
+        """Load the state of the learned maps."""
         self.criterion.load_state_dict(state)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context in which the hooks do nothing and the model runs as if it were not attached.
+
+        For what cannot run with hooks. It applies to all threads and can be nested; what was held
+        before stays. torch.export needs it only in PyTorch 2.6 with strict=True.
+
+        Example:
+            >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU())
+            >>> attachment = attach(model, "0")
+            >>> with attachment.paused():
+            ...     program = torch.export.export(model, (torch.randn(4, 5, 3),))
+        """
+        self.switch.pauses.append(None)
+        try:
+            yield
+        finally:
+            self.switch.pauses.pop()
+
     def detach(self) -> None:
-        """Take every hook off the model and drop what is held of the last forward."""
-        self.active = False
+        """Remove all hooks from the model and drop what is held of the last forward."""
+        self.switch.attached = False
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for module in self._hooked:
+            _unmark(module)
+        self._hooked.clear()
         for tap in self._taps:
             tap.forget()
 
@@ -214,18 +245,47 @@ class Attachment:
         select: Key,
         skip: int,
     ) -> None:
-        slot = MaskSlot()
+        slot = MaskSlot(self.switch)
         hosts = find_mask_hosts(self.model, layer, mask)
         for host, source in hosts:
             hook = MaskTap(slot, host, source, outermost=host is hosts[0][0])
             self._handles.append(host.register_forward_pre_hook(hook, with_kwargs=True))
+            self._mark(host)
         tap = LayerTap(self, name, layer, layout, slot, select, skip)
         self._taps.append(tap)
         self._handles.append(layer.register_forward_hook(tap))
+        self._mark(layer)
+
+    def _mark(self, module: nn.Module) -> None:
+        """Store a module's `forward` in the module itself, where its class's would be found anyway.
+
+        torch.compile shares graphs between the models of a class and does not check whether they
+        have hooks. But it does check this, so no graph that was compiled without the hook fits.
+        """
+        vars(module).setdefault("forward", module.forward)
+        self._hooked.append(module)
+
+
+def mean_of(losses: list[Tensor]) -> Tensor:
+    """The mean of scalars, on the device of the last one."""
+    if len(losses) == 1:
+        return losses[0]
+    device = losses[-1].device
+    return torch.stack([loss.to(device) for loss in losses]).mean()
+
+
+def _unmark(module: nn.Module) -> None:
+    """Undo `_mark` once no attachment has a hook on the module."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    own = MethodType(type(module).forward, module)
+    if vars(module).get("forward") == own and not any(
+        isinstance(hook, (LayerTap, MaskTap)) for hook in hooks
+    ):
+        del vars(module)["forward"]
 
 
 def _unwrapped(model: Any) -> nn.Module:
-    """The model inside compiled and data-parallel wrappers, whose modules are the same."""
+    """The model inside compiled and data-parallel wrappers."""
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module

@@ -1,42 +1,75 @@
-"""Bring a model's own padding mask to the layer, without the user wiring it."""
+"""Bring a model's own padding mask to the layer, without wiring by the user."""
 
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from atomsep.hooks.switch import Switch
+
 MaskSource = (
     str | Callable[[tuple[Any, ...], dict[str, Any]], Tensor | None] | Literal[False] | None
 )
 
 
+class _Own(threading.local):
+    value: Tensor | None = None
+
+
 class MaskSlot:
-    """The mask of the call under way, shared by the taps that note it and the layer's hook."""
+    """The mask of the call in progress, from the hooks that note it to the layer's hook.
 
-    def __init__(self) -> None:
-        self.value: Tensor | None = None
+    Each thread has its own. A compiled graph cannot tell threads apart and uses a shared one.
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies start without a mask."""
-        return {"value": None}
+    Args:
+        switch: turns the hooks that note it on and off.
+    """
+
+    def __init__(self, switch: Switch | None = None) -> None:
+        self.switch = switch or Switch()
+        self.clear()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles start without a mask."""
+        return MaskSlot, (self.switch,)
+
+    def clear(self) -> None:
+        """Forget the mask, in all threads."""
+        self.shared: Tensor | None = None
+        self.noted_compiled = False
+        self._own = _Own()
+
+    def note(self, value: Tensor | None) -> None:
+        """Keep the mask of this call."""
+        self.shared, self.noted_compiled = value, torch.compiler.is_compiling()
+        if not self.noted_compiled:
+            self._own.value = value
+
+    @property
+    def value(self) -> Tensor | None:
+        """The mask noted last."""
+        if self.noted_compiled or torch.compiler.is_compiling():
+            return self.shared
+        return self._own.value
 
 
 class MaskTap:
     """A forward pre-hook that notes the mask a module is called with.
 
-    Modules around a layer hand the mask on, so of several calls the innermost counts; what a
-    model makes of its mask on the way (four axes, numbers to add) is no mask of tokens and is
-    passed over.
+    Modules around a layer pass the mask on, so of several calls the innermost counts. What a model
+    turns its mask into on the way (four axes, numbers to add) is not a mask of tokens and is
+    ignored.
 
     Args:
         slot: where to note it.
         host: the module whose call brings the mask.
         source: name of an argument of the host's forward, or a callable of `(args, kwargs)`.
-        outermost: whether the mask is the user's own, to be refused if it does not fit.
+        outermost: whether the mask is the user's own, which is refused if it does not fit.
     """
 
     def __init__(self, slot: MaskSlot, host: nn.Module, source: Any, outermost: bool) -> None:
@@ -49,15 +82,27 @@ class MaskTap:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the mask of this call."""
+        if not self.slot.switch.on():
+            return
+        refuse_replica(module)
         if not isinstance(self.source, str):
-            self.slot.value = self.source(args, kwargs)
+            self.slot.note(self.source(args, kwargs))
             return
         if self.source in kwargs:
             value = kwargs[self.source]
         else:
             value = args[self.position] if len(args) > self.position else None
         if value is None or self.outermost or _is_mask(value):
-            self.slot.value = value
+            self.slot.note(value)
+
+
+def refuse_replica(module: nn.Module) -> None:
+    """Raise if a module is a replica made by nn.DataParallel."""
+    if getattr(module, "_is_replica", False):
+        raise RuntimeError(
+            "an attached model runs as a replica of nn.DataParallel, where the latents of other "
+            "devices are out of reach; use torch.nn.parallel.DistributedDataParallel"
+        )
 
 
 def _is_mask(value: Any) -> bool:
@@ -68,14 +113,14 @@ def _is_mask(value: Any) -> bool:
 def find_mask_hosts(
     model: nn.Module, layer: nn.Module, source: MaskSource
 ) -> list[tuple[nn.Module, Any]]:
-    """The modules whose calls bring the layer's mask, from the outside in, and under which name.
+    """The modules whose calls bring the layer's mask, outermost first, each with its source.
 
-    None looks for an argument `attention_mask` from the model down to the layer, the Hugging Face
-    convention; a name must be an argument of the model or of a module around the layer.
+    None looks for an argument named `attention_mask`, the Hugging Face convention, from the model
+    down to the layer. A name must be an argument of the model or of a module around the layer.
 
     Raises:
-        ValueError: nothing around the layer takes an argument of that name, or by its name it is
-            true on padding.
+        ValueError: nothing around the layer takes an argument of that name, or the name is that of
+            a mask that is true on padding.
     """
     if source is False:
         return []
@@ -84,7 +129,7 @@ def find_mask_hosts(
     name = "attention_mask" if source is None else source
     if name.endswith("key_padding_mask"):
         raise ValueError(
-            f"mask={source!r} is true on padding by PyTorch's convention, and masks here are true "
+            f"mask={source!r} is true on padding by PyTorch's convention, but masks here are true "
             f"on real tokens; pass mask=lambda args, kwargs: ~kwargs[{source!r}]"
         )
     around = [m for m in model.modules() if any(part is layer for part in m.modules())]
@@ -92,7 +137,7 @@ def find_mask_hosts(
     if not hosts and source is not None:
         taken = [p for p in inspect.signature(model.forward).parameters if p != "self"]
         raise ValueError(
-            f"mask={source!r} is no argument of the model's forward, which takes: "
-            f"{', '.join(taken)}; nor of a module around the layer"
+            f"mask={source!r} is not an argument of the model's forward, which takes "
+            f"{', '.join(taken)}, or of a module around the layer"
         )
     return hosts

@@ -28,7 +28,7 @@ def find_origin(
         return None
     if type(layer) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
         return None
-    if "forward" in vars(layer):
+    if getattr(layer.forward, "__func__", None) is not type(layer).forward:
         return None
     if next(iter(layer._forward_hooks.values()), None) is not hook or _global_forward_hooks:
         return None

@@ -1,12 +1,12 @@
 """The hook on one layer.
 
-It hands the layer's output on through one autograd node, which also gives the per-sample
-statistics (see `atomsep.core.node`). The loss is made from them later, outside the model.
+It passes the layer's output through one autograd node, which also returns the per-sample
+statistics (see `atomsep.core.node`). The loss is computed from them later, outside the model.
 
-What is handed on may be overwritten by its consumer (`relu(inplace=True)`, `out += identity`),
-while the gradient needs the output as it was. So the first training forward hands on a copy, and a
-look at its version counter afterwards tells whether anybody writes; only then copies are kept up.
-Where the output can be made again (`atomsep.hooks.origin`), nothing is copied and its consumer may write.
+The consumer of the output may overwrite it (`relu(inplace=True)`, `out += identity`), while the
+gradient needs it as it was. So the first training forward hands on a copy. The copy's version
+counter then shows whether anybody writes to it; if nobody does, later forwards copy nothing. Where
+the output can be recomputed (`atomsep.hooks.origin`), nothing is copied and its consumer may write.
 """
 
 from __future__ import annotations
@@ -20,16 +20,36 @@ from torch import Tensor, nn
 
 from atomsep.core.layout import Axes, Layout
 from atomsep.core.plain.pairs import mean_distance, mean_energy
-from atomsep.core.statistics import Statistics
 from atomsep.functional import neutrality, occupancy
 from atomsep.hooks.axes import feature_widths, infer_axes, resolve_layout
-from atomsep.hooks.masks import MaskSlot
+from atomsep.hooks.held import Forwards, Held, transform_depth, transforms_active
+from atomsep.hooks.masks import MaskSlot, refuse_replica
 from atomsep.hooks.origin import find_origin
 from atomsep.hooks.targets import Key, pick_tensor, put_tensor
 from atomsep.hooks.watch import Watch
 
 if TYPE_CHECKING:
     from atomsep.hooks.attachment import Attachment
+
+_IN_EVAL = "ran with the model in eval mode, which gives no loss and no stats"
+_WITHOUT_GRADIENTS = (
+    "ran without gradients, which gives no loss and no stats: under torch.no_grad, or inside "
+    "reentrant activation checkpointing (pass use_reentrant=False to torch.utils.checkpoint)"
+)
+_NESTED = "returned a nested tensor, which gives no importance, loss or stats"
+_TRANSFORMED = (
+    "ran inside a torch.func transform or forward-mode AD, which gives no importance or stats; "
+    "call loss() inside the transformed function"
+)
+_TAKEN = (
+    "has no new forward: loss() returns the loss of each forward once. Keep its value, or run the "
+    "model again"
+)
+_DETACHED = "was detached, which dropped what was held of its last forward"
+_NEVER_RAN = (
+    "has not run in this thread since it was attached. Run the model first; if it did run, the "
+    "layer is not part of its forward"
+)
 
 
 class LayerTap:
@@ -59,104 +79,106 @@ class LayerTap:
         self.watch = Watch(name)
         self.writes: bool | None = None
         self.resolved: tuple[torch.Size, Layout] | None = None
-        self.forget()
+        self.forwards = Forwards()
 
     def forget(self) -> None:
         """Drop everything of the last forward."""
-        self.mask_slot.value = None
-        self.recall: tuple[Tensor | None, int] | None = None
-        self.held: Tensor | None = None
-        self.handed_on: tuple[weakref.ref[Tensor], int] | None = None
-        self.statistics: Statistics | None = None
-        self.numbers: Statistics | None = None
-        self.charge: Tensor | None = None
-        self.read_as: tuple[Layout, tuple[int, ...]] | None = None
-        self.idle_reason = ""
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy or a pickle starts without live tensors."""
-        live = dict.fromkeys(
-            ("recall", "held", "handed_on", "statistics", "numbers", "charge", "read_as")
-        )
-        return {**self.__dict__, **live, "idle_reason": ""}
+        self.mask_slot.clear()
+        self.forwards = Forwards()
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Read the layer's output; in training hand it on through the node."""
+        """Read the layer's output; in training pass it through the node."""
         attachment = self.attachment
-        if not attachment.active:  # a compiled graph may still call a removed hook
+        if not attachment.switch.on():
             return None
-        if getattr(module, "_is_replica", False):
-            raise RuntimeError(
-                f"layer {self.name!r} runs as a replica of nn.DataParallel, where latents of "
-                f"other devices are out of reach; use DistributedDataParallel"
-            )
+        refuse_replica(module)
         key, latent = pick_tensor(output, self.select, self.name)
-        if latent.is_nested:  # the fast path of nn.TransformerEncoder, in eval mode alone
-            self.charge, self.idle_reason = None, "gave a nested tensor"
+        if latent.is_nested:  # from the fast path of nn.TransformerEncoder, only in eval mode
+            held = self.forwards.write()
+            held.charge, held.idle_reason = None, _NESTED
             return None
         layout = self._layout(latent)
         training = torch.is_grad_enabled() and attachment.model.training
         if training and _in_backward():
             return put_tensor(output, key, self._recompute(latent, layout))
         mask = self._mask(layout, latent, training)
-        criterion = attachment.criterion
+        held = self.forwards.write()
+        held.read_as = (layout, tuple(latent.shape))
         if not training:
-            with torch.no_grad():
-                self.charge = criterion.importance(layout.tokens(latent.detach()), mask)
-            self.read_as = (layout, tuple(latent.shape))
-            if not attachment.model.training:
-                self.idle_reason = "ran with the model in eval mode"
-            else:
-                self.idle_reason = (
-                    "ran without gradients, under torch.no_grad or inside reentrant activation "
-                    "checkpointing (pass use_reentrant=False to torch.utils.checkpoint)"
-                )
+            self._look(held, latent, layout, mask)
             return None
-        self._settle(at_next_forward=True)
-        self.recall = (mask, criterion.draws)
-        # A compiled graph must not depend on the weight: it would be recompiled for each one.
-        weight = 1.0 if torch.compiler.is_compiling() else attachment.weight
+        return put_tensor(output, key, self._measure(held, module, args, latent, layout, mask))
+
+    def _look(self, held: Held, latent: Tensor, layout: Layout, mask: Tensor | None) -> None:
+        """Read the importance alone."""
+        held.idle_reason = _WITHOUT_GRADIENTS if self.attachment.model.training else _IN_EVAL
+        if transforms_active():
+            held.charge, held.idle_reason = None, _TRANSFORMED
+            return
+        with torch.no_grad():
+            tokens = layout.tokens(latent.detach())
+            held.charge = self.attachment.criterion.importance(tokens, mask)
+
+    def _measure(
+        self,
+        held: Held,
+        module: nn.Module,
+        args: Any,
+        latent: Tensor,
+        layout: Layout,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """Read statistics and importance; return what takes the output's place."""
+        criterion = self.attachment.criterion
+        compiling = torch.compiler.is_compiling()
+        depth = transform_depth()
+        self._settle(held, at_next_forward=True)
+        if not compiling:
+            held.recall = None if depth else (mask, criterion.draws)
         measured = criterion.measure(
             *(latent, mask, layout),
             passing=self._passing(),
-            weight=weight,
+            # A graph that depended on the weight would be recompiled whenever it changes.
+            weight=1.0 if compiling else self.attachment.weight,
             find_origin=partial(find_origin, module, self, args, latent),
         )
         passed = measured.passed
         assert passed is not None
-        self.statistics = measured.statistics
-        self.numbers = measured.statistics.detach()
-        self.charge = measured.charge
-        self.read_as = (layout, tuple(latent.shape))
-        self.idle_reason = ""
-        if measured.keeps_source and not torch.compiler.is_compiling():
-            self.held, self.handed_on = passed, (weakref.ref(passed), passed._version)
-        return put_tensor(output, key, passed)
+        held.statistics, held.depth = measured.statistics, depth
+        # What a transform wraps must not outlive it.
+        held.charge = None if depth else measured.charge
+        held.idle_reason = _TRANSFORMED if depth else ""
+        if measured.keeps_source and not compiling and not depth:
+            held.passed, held.handed_on = passed, (weakref.ref(passed), passed._version)
+        return passed
 
     def _layout(self, latent: Tensor) -> Layout:
-        """The layout, as it was found for the last output if that had the same shape."""
-        if torch.compiler.is_compiling():  # which must not look at what changes
+        """The layout, remembered for as long as the shape stays the same."""
+        if torch.compiler.is_compiling():  # reading what changes would recompile
             return self._resolve(latent)
-        if self.resolved is None or self.resolved[0] != latent.shape:
-            self.resolved = latent.shape, self._resolve(latent)
-        return self.resolved[1]
+        resolved = self.resolved
+        if resolved is None or resolved[0] != latent.shape:
+            self.resolved = resolved = latent.shape, self._resolve(latent)
+        return resolved[1]
 
     def _resolve(self, latent: Tensor) -> Layout:
         return resolve_layout(self.axes, self.skip, self.name, self.layer_kind, latent, self.widths)
 
     def _passing(self) -> str:
-        return "alias" if self.writes is False and not torch.compiler.is_compiling() else "clone"
+        if torch.compiler.is_compiling() or transforms_active():
+            return "clone"
+        return "alias" if self.writes is False else "clone"
 
     def _recompute(self, latent: Tensor, layout: Layout) -> Tensor:
-        """Do again for a checkpoint what the forward did; its loss is taken already.
+        """Repeat for a checkpoint what the forward did; its loss is already taken.
 
-        Only the latent is saved for the gradient with the default maps, whatever the mask. Maps
+        With the default maps only the latent is saved for the gradient, whatever the mask. Maps
         and draws repeat those of the last forward.
         """
         criterion = self.attachment.criterion
-        mask, draws = (None, criterion.draws) if self.recall is None else self.recall
+        mask, draws = self.forwards.recall() or (None, criterion.draws)
         if mask is not None and mask.shape != layout.tokens(latent).shape[:2]:
-            mask = None  # of another forward
+            mask = None  # it belongs to another forward
         before, criterion.draws = criterion.draws, draws
         passed = criterion.measure(latent, mask, layout, passing=self._passing()).passed
         criterion.draws = before
@@ -168,90 +190,95 @@ class LayerTap:
         if mask is None:
             return None
         if not training and mask.dim() == 2 and latent.dim() == 3:
-            # generation with a cache: the mask covers what came before too
+            # In generation with a cache, the mask also covers the tokens before these.
             mask = mask[:, -layout.token_shape(latent)[1] :]
         try:
             return layout.flatten_mask(mask, latent)
         except (TypeError, ValueError) as error:
             raise type(error)(
-                f"layer {self.name!r}: {error}; mask=False leaves masks out"
+                f"layer {self.name!r}: {error}; pass mask=False to ignore masks"
             ) from None
 
-    def _settle(self, at_next_forward: bool = False) -> None:
-        """Look whether the tensor handed on last was written to.
+    def _settle(self, held: Held, at_next_forward: bool = False) -> None:
+        """Find out whether the tensor handed on last was written to.
 
-        That nobody writes is settled when the next forward begins: a consumer may come after
-        the loss was taken. Until then it is held, and after that only looked at if still there.
+        That nobody writes is settled when the next forward begins, since a consumer may follow
+        after the loss was taken; but not from a forward whose loss was never taken, which may have
+        failed before it reached the consumer. The tensor is held until the loss is taken, and
+        looked at after that only if it still exists.
         """
-        if self.handed_on is None:
+        if held.handed_on is None:
             return
-        reference, version = self.handed_on
+        reference, version = held.handed_on
         tensor = reference()
         written = tensor is not None and tensor._version != version
         late = written and self.writes is False
-        self.held = None
+        finished = held.statistics is None
+        held.passed = None
         if written or at_next_forward:
-            self.handed_on = None
+            held.handed_on = None
+        if written or (at_next_forward and finished):
             self.writes = written or bool(self.writes)
         if late and not at_next_forward:
-            self.statistics = None
+            held.statistics = None
             raise RuntimeError(
-                f"the output of layer {self.name!r} was overwritten in place for the first time, "
-                f"after earlier steps left it alone, so this step's latent is gone; "
-                f"run the step again: from now on a copy is handed on"
+                f"the output of layer {self.name!r} was overwritten in place for the first time "
+                f"after earlier steps left it unchanged, so the latent of this step is lost. Run "
+                f"the step again: from now on a copy is handed on"
             )
 
     def check_loss(self) -> None:
-        """Refuse where there is no loss to take."""
-        if not self.attachment.active:
-            raise RuntimeError("the attachment was detached; attach again for a loss")
-        self._settle()
-        if self.statistics is None:
-            raise RuntimeError(f"layer {self.name!r} {self._why_nothing()}")
+        """Raise if there is no loss to take."""
+        held = self.forwards.read()
+        if self.attachment.active:
+            self._settle(held)
+            if held.depth > transform_depth():
+                held.statistics = None  # the transform that it belongs to has ended
+        if held.statistics is None:
+            raise RuntimeError(self._why_nothing(held))
 
     def take_loss(self, weight: float) -> Tensor:
         """The loss of the last training forward times a weight; once."""
-        statistics, self.statistics = self.statistics, None
+        held = self.forwards.read()
+        statistics, held.statistics = held.statistics, None
         assert statistics is not None
+        held.taken = None if held.depth else statistics.detach()
+        loss = self.attachment.criterion.from_statistics(statistics, weight)
+        if transforms_active():
+            return loss
         if not statistics.table.requires_grad:
             self.watch.tell(
                 "frozen",
                 f"no gradient reaches layer {self.name!r}: everything before it is frozen, so its "
                 f"atom loss trains nothing; attach after the first trained layer",
             )
-        loss = self.attachment.criterion.from_statistics(statistics, weight)
-        if not torch.compiler.is_compiling() and self.charge is not None:
-            self.watch.look(loss, statistics, self.charge)
+        if not torch.compiler.is_compiling() and held.charge is not None:
+            self.watch.look(loss, statistics, held.charge)
         return loss
 
-    def _why_nothing(self) -> str:
+    def _why_nothing(self, held: Held) -> str:
         if not self.attachment.active:
-            return "was detached, and with it went what was held of its last forward"
-        if self.numbers is not None and not self.idle_reason:
-            return (
-                "has no new forward: loss() gives each forward's loss once; keep its value, or "
-                "run the model again"
-            )
-        if self.idle_reason:
-            return f"{self.idle_reason}: there is no loss of that"
-        return (
-            "has not run since it was attached. Run the model first; if it did run, the layer is "
-            "not part of its forward, or the model was called compiled before attaching: attach "
-            "before the first compiled call, or call torch.compiler.reset() after attaching"
-        )
+            reason = _DETACHED
+        elif held.idle_reason:
+            reason = held.idle_reason
+        else:
+            reason = _NEVER_RAN if held.taken is None else _TAKEN
+        return f"layer {self.name!r} {reason}"
 
     def importance(self) -> Tensor:
         """Charges of the last forward, in the shape of the tokens."""
-        if self.charge is None or self.read_as is None:
-            raise RuntimeError(f"layer {self.name!r} {self._why_nothing()}")
-        layout, shape = self.read_as
-        return layout.unflatten(self.charge.detach(), shape).float()
+        held = self.forwards.read()
+        if held.charge is None or held.read_as is None:
+            raise RuntimeError(self._why_nothing(held))
+        layout, shape = held.read_as
+        return layout.unflatten(held.charge.detach(), shape).float()
 
     def stats(self) -> dict[str, float]:
         """The parts of the loss of the last training forward, as numbers."""
-        numbers = self.numbers
+        held = self.forwards.read()
+        numbers = None if held.depth else held.numbers()
         if numbers is None:
-            raise RuntimeError(f"layer {self.name!r} {self._why_nothing()}")
+            raise RuntimeError(self._why_nothing(held))
         terms = self.attachment.criterion.terms
         parts = {
             "energy": mean_energy(numbers, terms),

@@ -1,10 +1,9 @@
-"""Notice a broken or useless setting without slowing the training step.
+"""Notice a broken or useless setting without slowing down the training step.
 
-Three numbers are enough: the loss itself (a NaN or an infinity anywhere in a real token makes it
-one), the sum of all negative charges, and the share of charges that are exactly 0, which tells a
-rectified layer. They are looked at in the first eight steps and then every 32nd. On a GPU they
-are copied without waiting and read when a later step finds the copy done, so the host never
-stalls.
+Three numbers are enough: the loss itself (a NaN or an infinity in any real token makes it one), the
+sum of all negative charges, and the share of charges that are exactly 0, which reveals a rectified
+layer. They are checked in the first eight steps and then in every 32nd. On a GPU they are copied
+asynchronously and read once a later step finds the copy complete, so the host never waits.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from atomsep.core.statistics import Statistics
 
 
 class AtomWarning(UserWarning):
-    """Training goes on, but something is not as it should be."""
+    """Training continues, but something is not as it should be."""
 
 
 _FIRST_LOOKS = 8
@@ -31,7 +30,7 @@ class Watch:
     """Warns, once each, of what makes the loss of a layer useless.
 
     Args:
-        name: the layer's, for the messages.
+        name: the layer's name, for the messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -42,13 +41,15 @@ class Watch:
         self.waiting: tuple[Tensor, torch.cuda.Event | None] | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """Copies start with nothing under way."""
+        """Copies start with nothing in progress."""
         return {**self.__dict__, "waiting": None}
 
     def look(self, loss: Tensor, statistics: Statistics, charge: Tensor) -> None:
-        """Read what an earlier step left, and leave this step's numbers now and then."""
-        if loss.is_cuda and torch.cuda.is_current_stream_capturing():
-            return  # a graph can neither be asked nor waited for
+        """Read the numbers of an earlier step; now and then leave those of this one."""
+        if loss.is_cuda:
+            with torch.cuda.device(loss.device):
+                if torch.cuda.is_current_stream_capturing():
+                    return  # a graph can be neither asked nor waited for
         self._read()
         due = self.steps < _FIRST_LOOKS or self.steps % 32 == 0
         self.steps += 1
@@ -62,16 +63,16 @@ class Watch:
             event = None
             if loss.is_cuda:
                 numbers = numbers.to("cpu", non_blocking=True)
-                event = torch.cuda.Event()
-                event.record()
+                event = torch.cuda.current_stream(loss.device).record_event()
         self.waiting = (numbers, event)
         if loss.device.type == "cpu":
             self._read()
 
     def _read(self) -> None:
-        if self.waiting is None:
+        waiting = self.waiting  # other threads may replace it
+        if waiting is None:
             return
-        numbers, event = self.waiting
+        numbers, event = waiting
         if event is not None and not event.query():
             return
         self.waiting = None
@@ -81,22 +82,22 @@ class Watch:
             self.tell(
                 "finite",
                 f"the atom loss of layer {self.name!r} is {loss}: its output holds NaN or Inf, a "
-                f"mask left a sample without tokens, or nuclei coincide and softening is 0; look "
-                f"at the model before this layer",
+                f"mask leaves a sample without tokens, or nuclei coincide while softening is 0; "
+                f"check the model up to this layer",
             )
         elif negative > 0:
-            self.told.add("negative")  # seen a negative charge: nothing to say
+            self.told.add("negative")  # there is a negative charge: nothing to warn of
         elif zeros > 0.1 or self.looks >= _FIRST_LOOKS:
-            # rectified, as the zeros show at once; or positive for some other reason
+            # rectified, as the zeros show at once, or positive for another reason
             self.tell(
                 "negative",
-                f"layer {self.name!r} gives no negative score, so no charge can be negative and "
-                f"atom modeling degenerates; attach before the activation (for example to the "
-                f"normalisation that feeds it)",
+                f"layer {self.name!r} gives no negative scores, so no charge can be negative and "
+                f"atom modeling degenerates; attach before the activation, for example to the "
+                f"normalisation that feeds it",
             )
 
     def tell(self, topic: str, message: str) -> None:
-        """Warn of a topic the first time."""
+        """Warn of a topic, the first time only."""
         if topic not in self.told:
             self.told.add(topic)
             warnings.warn(message, AtomWarning, stacklevel=_callers_level())

@@ -60,7 +60,8 @@ def check(
         with use_kernels(mode), atomsep.attach(trained, "1", **settings) as attachment:  # type: ignore[arg-type]
             step(trained, attachment, batch)
             [own] = attachment._taps
-            watched = own.handed_on is not None or own.writes is not None
+            held = own.forwards.read()
+            watched = held.handed_on is not None or own.writes is not None
             assert watched is (kept or mode == "torch")  # who writes to it matters if it is kept
         # the bias before a batch norm has no gradient but rounding
         wanted = [p.grad for name, p in trained.named_parameters() if name != "0.bias"]

@@ -1,0 +1,128 @@
+"""What is held of a layer's last forward, separately for each thread."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.autograd import forward_ad
+
+from atomsep.core.layout import Layout
+from atomsep.core.statistics import Statistics
+
+
+@dataclass(eq=False)
+class Held:
+    """What one thread holds of its last forwards through a layer.
+
+    Attributes:
+        statistics: of the last training forward, with its graph, until its loss is taken.
+        taken: the same without the graph, after its loss was taken.
+        charge: token importance of the last forward, `(M, N)`.
+        read_as: layout and shape of the output that the importance belongs to.
+        idle_reason: why the last forward gave no loss; empty if it gave one.
+        depth: how many transforms the statistics were computed under.
+        passed: the tensor handed on by the last training forward, while somebody may write to it.
+        handed_on: a weak reference to it and its version then; None once it needs no look.
+        recall: mask and number of draws of the last training forward, for a checkpoint.
+    """
+
+    statistics: Statistics | None = None
+    taken: Statistics | None = None
+    charge: Tensor | None = None
+    read_as: tuple[Layout, tuple[int, ...]] | None = None
+    idle_reason: str = ""
+    depth: int = 0
+    passed: Tensor | None = None
+    handed_on: tuple[weakref.ref[Tensor], int] | None = None
+    recall: tuple[Tensor | None, int] | None = None
+
+    def numbers(self) -> Statistics | None:
+        """Statistics of the last training forward without their graph."""
+        return self.taken if self.statistics is None else self.statistics.detach()
+
+    def move_from(self, other: Held) -> None:
+        """Take over what a compiled forward left, in memory of our own.
+
+        The next run of a CUDA graph overwrites its outputs.
+        """
+        if not isinstance(other.charge, FakeTensor):  # left by strict export in PyTorch 2.6
+            with torch.inference_mode(False), torch.enable_grad():
+                if other.statistics is not None:
+                    self.statistics = _copied(other.statistics)
+                elif other.taken is not None:
+                    self.statistics, self.taken = None, _copied(other.taken)
+                self.charge = None if other.charge is None else other.charge.clone()
+            self.read_as, self.idle_reason, self.depth = other.read_as, other.idle_reason, 0
+        other.statistics = other.taken = other.charge = None
+
+
+def _copied(statistics: Statistics) -> Statistics:
+    ready: Any = statistics.ready
+    if ready is not None:
+        ready = type(ready)(ready[0].clone(), *ready[1:])
+    table, count = statistics.table.clone(), statistics.count.clone()
+    return replace(statistics, table=table, count=count, ready=ready)
+
+
+class _Own(threading.local):
+    def __init__(self) -> None:
+        self.held = Held()  # runs once per thread
+
+
+class Forwards:
+    """One `Held` per thread.
+
+    A compiled graph cannot tell threads apart, so compiled forwards write to one `Held` that is
+    shared. The thread that asks next moves it into its own.
+    """
+
+    def __init__(self) -> None:
+        self.compiled = Held()
+        self.last = Held()  # the one written to last, in any thread
+        self._own = _Own()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles start empty."""
+        return Forwards, ()
+
+    def write(self) -> Held:
+        """Where a forward leaves its results."""
+        self.last = self.compiled if torch.compiler.is_compiling() else self.read()
+        return self.last
+
+    def read(self) -> Held:
+        """What this thread's last forward left."""
+        if torch.compiler.is_compiling():
+            return self.last
+        own = self._own.held
+        if self.last is self.compiled:
+            own.move_from(self.compiled)
+            self.last = own
+        return own
+
+    def recall(self) -> tuple[Tensor | None, int] | None:
+        """Mask and draws of the forward that a checkpoint recomputes.
+
+        Autograd recomputes in the calling thread on the CPU, but in a thread of its own on a GPU.
+        """
+        return self._own.held.recall or self.last.recall
+
+
+def transforms_active() -> bool:
+    """Whether torch.func transforms or forward-mode AD are active."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def transform_depth() -> int:
+    """How many of them are active."""
+    if not transforms_active():
+        return 0
+    return torch._C._functorch.get_dynamic_layer_stack_depth() + forward_ad._current_level + 1
