@@ -76,7 +76,7 @@ def test_shapes_without_tokens_or_features() -> None:
         model(torch.zeros(2, 4))
     with pytest.raises(ValueError, match="no tokens"):
         model(torch.zeros(2, 0, 4))
-    with pytest.raises(ValueError, match="one feature, and the charge takes it"):
+    with pytest.raises(ValueError, match="one feature, and the charge uses it"):
         model(torch.zeros(2, 3, 1))
     atomsep.attachments(model)[0].detach()
     atomsep.attach(model, "0", layout="channels_last", skip_tokens=3)

@@ -15,9 +15,10 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from atomsep.core.layout import DESCRIPTIONS, Axes
+from atomsep.core.layout import Axes
 from atomsep.core.loss import AtomLoss
-from atomsep.hooks.masks import MaskSlot, MaskSource, MaskTap, find_mask_hosts
+from atomsep.hooks.masks import MaskSource, MaskTap
+from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.switch import Switch
 from atomsep.hooks.tap import LayerTap
 from atomsep.hooks.targets import Key, Target, find_layers
@@ -74,8 +75,6 @@ def attach(
     """
     if skip_tokens < 0:
         raise ValueError(f"skip_tokens must be at least 0, not {skip_tokens}")
-    if layout != "auto" and layout not in DESCRIPTIONS:
-        raise ValueError(f"layout must be 'auto' or one of {list(DESCRIPTIONS)}, not {layout!r}")
     attachment = Attachment(model, loss if loss is not None else AtomLoss(), weight)
     try:
         for name, layer in find_layers(model, target).items():
@@ -245,16 +244,19 @@ class Attachment:
         select: Key,
         skip: int,
     ) -> None:
-        slot = MaskSlot(self.switch)
-        hosts = find_mask_hosts(self.model, layer, mask)
-        for host, source in hosts:
-            hook = MaskTap(slot, host, source, outermost=host is hosts[0][0])
-            self._handles.append(host.register_forward_pre_hook(hook, with_kwargs=True))
-            self._mark(host)
-        tap = LayerTap(self, name, layer, layout, slot, select, skip)
+        reader = LayerReader(
+            *(self.model, name, layer),
+            layout=layout,
+            mask=mask,
+            select=select,
+            skip_tokens=skip,
+            switch=self.switch,
+        )
+        tap = LayerTap(self, reader)
         self._taps.append(tap)
-        self._handles.append(layer.register_forward_hook(tap))
-        self._mark(layer)
+        self._handles += [*reader.handles, layer.register_forward_hook(tap)]
+        for module in (*reader.hosts, layer):
+            self._mark(module)
 
     def _mark(self, module: nn.Module) -> None:
         """Store a module's `forward` in the module itself, where its class's would be found anyway.

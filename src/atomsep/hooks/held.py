@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 
+from atomsep.checks import transforms_active
 from atomsep.core.layout import Layout
 from atomsep.core.statistics import Statistics
 
@@ -112,13 +113,6 @@ class Forwards:
         Autograd recomputes in the calling thread on the CPU, but in a thread of its own on a GPU.
         """
         return self._own.held.recall or self.last.recall
-
-
-def transforms_active() -> bool:
-    """Whether torch.func transforms or forward-mode AD are active."""
-    if torch.compiler.is_compiling():
-        return False
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def transform_depth() -> int:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from atomsep.core.layout import DESCRIPTIONS, Axes, Layout
 from atomsep.hooks.axes import feature_widths, infer_axes, resolve_layout
 from atomsep.hooks.masks import MaskSlot, MaskSource, MaskTap, find_mask_hosts
+from atomsep.hooks.switch import Switch
 from atomsep.hooks.targets import Key, pick_tensor
 
 
@@ -26,6 +27,7 @@ class LayerReader:
         mask: where the padding mask comes from; see [`attach`][atomsep.attach].
         select: index or key of the tensor, where the layer returns a tuple or a mapping.
         skip_tokens: how many tokens in front to leave out.
+        switch: turns the hooks that note the mask on and off.
 
     Raises:
         ValueError: the layout is unknown, or no module around the layer takes such a mask.
@@ -41,6 +43,7 @@ class LayerReader:
         mask: MaskSource = None,
         select: Key = None,
         skip_tokens: int = 0,
+        switch: Switch | None = None,
     ) -> None:
         if layout != "auto" and layout not in DESCRIPTIONS:
             raise ValueError(
@@ -52,8 +55,9 @@ class LayerReader:
         self.axes = {dim: axes or infer_axes(layer, model, dim) for dim in (3, 4, 5)}
         self.widths = None if axes else feature_widths(layer)
         self.resolved: tuple[torch.Size, Layout] | None = None
-        self.slot = MaskSlot()
+        self.slot = MaskSlot(switch)
         hosts = find_mask_hosts(model, layer, mask)
+        self.hosts = [host for host, _ in hosts]
         self.handles = [
             host.register_forward_pre_hook(
                 MaskTap(self.slot, host, source, outermost=host is hosts[0][0]), with_kwargs=True
@@ -95,4 +99,4 @@ class LayerReader:
         """Take the mask's hooks off the model."""
         for handle in self.handles:
             handle.remove()
-        self.slot = MaskSlot()  # without the last call's mask
+        self.slot.clear()

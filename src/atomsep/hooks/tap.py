@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from atomsep.core.layout import Axes, Layout
+from atomsep.checks import transforms_active
+from atomsep.core.layout import Layout
 from atomsep.core.plain.pairs import mean_distance, mean_energy
 from atomsep.functional import neutrality, occupancy
-from atomsep.hooks.axes import feature_widths, infer_axes, resolve_layout
-from atomsep.hooks.held import Forwards, Held, transform_depth, transforms_active
-from atomsep.hooks.masks import MaskSlot, refuse_replica
+from atomsep.hooks.held import Forwards, Held, transform_depth
+from atomsep.hooks.masks import refuse_replica
 from atomsep.hooks.origin import find_origin
-from atomsep.hooks.targets import Key, pick_tensor, put_tensor
+from atomsep.hooks.reader import LayerReader
+from atomsep.hooks.targets import put_tensor
 from atomsep.hooks.watch import Watch
 
 if TYPE_CHECKING:
@@ -55,35 +56,17 @@ _NEVER_RAN = (
 class LayerTap:
     """The hook on one layer, and what it holds of the last forward."""
 
-    def __init__(
-        self,
-        attachment: Attachment,
-        name: str,
-        layer: nn.Module,
-        layout: Axes | Literal["auto"],
-        mask_slot: MaskSlot,
-        select: Key,
-        skip: int,
-    ) -> None:
+    def __init__(self, attachment: Attachment, reader: LayerReader) -> None:
         self.attachment = attachment
-        self.name = name
-        self.mask_slot = mask_slot
-        self.select = select
-        self.skip = skip
-        root = attachment.model
-        self.axes = {
-            dim: infer_axes(layer, root, dim) if layout == "auto" else layout for dim in (3, 4, 5)
-        }
-        self.widths = feature_widths(layer) if layout == "auto" else None
-        self.layer_kind = type(layer).__name__
-        self.watch = Watch(name)
+        self.reader = reader
+        self.name = reader.name
+        self.watch = Watch(reader.name)
         self.writes: bool | None = None
-        self.resolved: tuple[torch.Size, Layout] | None = None
         self.forwards = Forwards()
 
     def forget(self) -> None:
         """Drop everything of the last forward."""
-        self.mask_slot.clear()
+        self.reader.slot.clear()
         self.forwards = Forwards()
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
@@ -92,16 +75,16 @@ class LayerTap:
         if not attachment.switch.on():
             return None
         refuse_replica(module)
-        key, latent = pick_tensor(output, self.select, self.name)
+        key, latent = self.reader.pick(output)
         if latent.is_nested:  # from the fast path of nn.TransformerEncoder, only in eval mode
             held = self.forwards.write()
             held.charge, held.idle_reason = None, _NESTED
             return None
-        layout = self._layout(latent)
+        layout = self.reader.layout(latent)
         training = torch.is_grad_enabled() and attachment.model.training
         if training and _in_backward():
             return put_tensor(output, key, self._recompute(latent, layout))
-        mask = self._mask(layout, latent, training)
+        mask = self.reader.mask(layout, latent, training=training)
         held = self.forwards.write()
         held.read_as = (layout, tuple(latent.shape))
         if not training:
@@ -152,18 +135,6 @@ class LayerTap:
             held.passed, held.handed_on = passed, (weakref.ref(passed), passed._version)
         return passed
 
-    def _layout(self, latent: Tensor) -> Layout:
-        """The layout, remembered for as long as the shape stays the same."""
-        if torch.compiler.is_compiling():  # reading what changes would recompile
-            return self._resolve(latent)
-        resolved = self.resolved
-        if resolved is None or resolved[0] != latent.shape:
-            self.resolved = resolved = latent.shape, self._resolve(latent)
-        return resolved[1]
-
-    def _resolve(self, latent: Tensor) -> Layout:
-        return resolve_layout(self.axes, self.skip, self.name, self.layer_kind, latent, self.widths)
-
     def _passing(self) -> str:
         if torch.compiler.is_compiling() or transforms_active():
             return "clone"
@@ -184,20 +155,6 @@ class LayerTap:
         criterion.draws = before
         assert passed is not None
         return passed
-
-    def _mask(self, layout: Layout, latent: Tensor, training: bool) -> Tensor | None:
-        mask = self.mask_slot.value
-        if mask is None:
-            return None
-        if not training and mask.dim() == 2 and latent.dim() == 3:
-            # In generation with a cache, the mask also covers the tokens before these.
-            mask = mask[:, -layout.token_shape(latent)[1] :]
-        try:
-            return layout.flatten_mask(mask, latent)
-        except (TypeError, ValueError) as error:
-            raise type(error)(
-                f"layer {self.name!r}: {error}; pass mask=False to ignore masks"
-            ) from None
 
     def _settle(self, held: Held, at_next_forward: bool = False) -> None:
         """Find out whether the tensor handed on last was written to.
