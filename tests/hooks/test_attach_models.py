@@ -155,7 +155,7 @@ def test_a_block_whose_output_is_not_as_wide_as_its_layers() -> None:
 
     model = nn.Sequential(Squeeze())
     atomsep.attach(model, "0")
-    with pytest.raises(ValueError, match=r"\(2, 4, 6, 5\), and which axis .* is not certain"):
+    with pytest.raises(ValueError, match=r"\(2, 4, 6, 5\)\. Which axis .* is not certain"):
         model(torch.randn(2, 4, 6, 5))
 
 

@@ -80,7 +80,7 @@ def test_shapes_without_tokens_or_features() -> None:
         model(torch.zeros(2, 3, 1))
     atomsep.attachments(model)[0].detach()
     atomsep.attach(model, "0", layout="channels_last", skip_tokens=3)
-    with pytest.raises(ValueError, match="skip_tokens=3 leaves no token"):
+    with pytest.raises(ValueError, match="skip_tokens=3 leaves no tokens"):
         model(torch.zeros(2, 3, 4))
 
 

@@ -48,7 +48,7 @@ def test_what_matches_nothing_is_named_with_the_nearest(
 
 
 def test_a_module_of_another_model(resnet: nn.Module) -> None:
-    with pytest.raises(ValueError, match="this Linear is no module of the model"):
+    with pytest.raises(ValueError, match="this Linear is not a module of the model"):
         find_layers(resnet, nn.Linear(1, 1))
 
 
@@ -87,12 +87,12 @@ def test_select_by_index_negative_index_and_key() -> None:
 @pytest.mark.parametrize(
     ("output", "select", "message"),
     [
-        ((TOKENS, TOKENS), None, r"tuple with 0: \(2, 3, 4\), 1: \(2, 3, 4\); say which one"),
-        ((POOLED,), None, "say which one holds the tokens with select="),
+        ((TOKENS, TOKENS), None, r"a tuple with 0: \(2, 3, 4\), 1: \(2, 3, 4\); pass select="),
+        ((POOLED,), None, "pass select= to say which one holds the tokens"),
         ((TOKENS,), 3, "select=3 finds no tensor"),
         ({"a": TOKENS, "n": None}, "n", "select='n' finds no tensor .* 'n': NoneType"),
-        (TOKENS, 0, "returns one tensor; leave it out"),
-        ("text", None, "returns str"),
+        (TOKENS, 0, "returns a single tensor; leave it out"),
+        ("text", None, "returns a str, but must return a tensor"),
         ((), None, "tuple with nothing"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Attaching to a model: which layer, which tensor, which axes, which mask."""
+"""Hooks that attach to a model: which layer, which tensor, which axes, which mask."""

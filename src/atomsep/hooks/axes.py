@@ -1,4 +1,4 @@
-"""Which axis of a layer's output holds the tokens: inferred where it is certain, else asked for."""
+"""Which axis of a layer's output holds the tokens: inferred where certain, otherwise asked for."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ def resolve_layout(
     output: Tensor,
     widths: Collection[int] | None = None,
 ) -> Layout:
-    """The layout of a layer's output, from what is known of the layer for each number of axes.
+    """The layout of a layer's output.
 
-    With `widths` the axis of the features must have one of these sizes.
+    Args:
+        axes_by_dim: the layer's axes for each number of dimensions; None where not certain.
+        skip: number of tokens in front to leave out.
+        name: the layer's name, for the messages.
+        kind: the layer's class, for the messages.
+        output: what the layer returned.
+        widths: sizes that the feature axis may have; None for any.
 
     Raises:
         ValueError: the shape fits no layout, or none is certain.
@@ -28,8 +34,8 @@ def resolve_layout(
     shape = tuple(output.shape)
     if not 3 <= len(shape) <= 5:
         raise ValueError(
-            f"layer {name!r} gives shape {shape}, which has no token axis; attach to a layer "
-            f"before pooling or flattening, whose output is one of: "
+            f"layer {name!r} gives shape {shape}, which has no token axis. Attach to a layer "
+            f"before pooling or flattening, whose output is one of "
             f"{', '.join(DESCRIPTIONS.values())}"
         )
     axes = axes_by_dim[len(shape)]
@@ -37,7 +43,7 @@ def resolve_layout(
     if axes is None or (widths is not None and features not in widths):
         options = "; ".join(f'layout="{key}" for {text}' for key, text in DESCRIPTIONS.items())
         raise ValueError(
-            f"layer {name!r} ({kind}) gives shape {shape}, and which axis holds the tokens is not "
+            f"layer {name!r} ({kind}) gives shape {shape}. Which axis holds the tokens is not "
             f"certain; pass {options}"
         )
     if axes == "length_first" and len(shape) != 3:
@@ -46,8 +52,8 @@ def resolve_layout(
     tokens = math.prod(layout.token_shape(output)[1:])
     if skip >= tokens > 0:
         raise ValueError(
-            f"skip_tokens={skip} leaves no token: layer {name!r} gives {tokens} of them, "
-            f"shape {shape}"
+            f"skip_tokens={skip} leaves no tokens: layer {name!r} gives shape {shape}, which has "
+            f"{tokens}"
         )
     return layout
 
@@ -59,19 +65,19 @@ _CHANNELS_FIRST: dict[type[nn.Module], int | None] = {
     **dict.fromkeys((nn.BatchNorm1d, nn.InstanceNorm1d), 3),
     **dict.fromkeys((nn.GroupNorm, nn.SyncBatchNorm), None),
 }
-"""Modules whose features are axis 1, with the number of axes of a batch (None: any)."""
+"""Modules whose features are on axis 1, with the number of axes of a batch (None: any)."""
 
 _CHANNELS_LAST = {nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding}
 
 
 def infer_axes(module: nn.Module, root: nn.Module, dim: int) -> Axes | None:
-    """The axes of an output with `dim` axes where they are certain, else None.
+    """The axes of an output with `dim` dimensions if they are certain, otherwise None.
 
     The leaves inside the layer must agree: convolutions and batch norms put features on axis 1,
-    linear layers and layer norms last. Exact types only: a subclass may permute.
-    A layer with both, or with neither, is not certain; nor is a sequence in a model that holds
-    an attention or a recurrent layer with `batch_first=False`, where the first axis may be the
-    length.
+    linear layers and layer norms on the last one. Only exact types count, since a subclass may
+    permute. Layers with both kinds of leaves or with neither are not certain. Nor are sequences in
+    a model with an attention or recurrent layer that has `batch_first=False`, whose first axis may
+    be the length.
     """
     leaves = list(_last_leaves(module))
     first = [leaf for leaf in leaves if type(leaf) in _CHANNELS_FIRST]
@@ -81,7 +87,7 @@ def infer_axes(module: nn.Module, root: nn.Module, dim: int) -> Axes | None:
         return "channels_first" if expected <= {dim} else None
     if last and not first:
         if any(len(getattr(leaf, "normalized_shape", "1")) > 1 for leaf in last):
-            return None  # a norm over several axes says nothing of which holds the features
+            return None  # a norm over several axes does not tell which one holds the features
         kinds = (nn.MultiheadAttention, nn.RNNBase)
         sequential = (m for m in root.modules() if isinstance(m, kinds))
         length_first = any(not module.batch_first for module in sequential)
@@ -90,7 +96,7 @@ def infer_axes(module: nn.Module, root: nn.Module, dim: int) -> Axes | None:
 
 
 def feature_widths(module: nn.Module) -> set[int]:
-    """How many features the leaves that shape a layer's output give."""
+    """Numbers of features that the leaves which shape a layer's output produce."""
     names = ("out_features", "out_channels", "num_features", "num_channels", "embedding_dim")
     widths: set[int] = set()
     for leaf in _last_leaves(module):
@@ -100,7 +106,7 @@ def feature_widths(module: nn.Module) -> set[int]:
 
 
 def _last_leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """The layers that shape the output: of a Sequential the last that has an opinion."""
+    """The leaves that shape the output; in a Sequential, those of its last telling child."""
     if isinstance(module, nn.Sequential):
         for child in reversed(list(module)):
             leaves = list(_last_leaves(child))
@@ -120,7 +126,7 @@ def _last_leaves(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def module_leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """Modules without children, anywhere below."""
+    """All modules below that have no children."""
     return (leaf for leaf in module.modules() if next(leaf.children(), None) is None)
 
 

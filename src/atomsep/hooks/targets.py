@@ -1,4 +1,4 @@
-"""Find the layers to attach to, and the tensor inside what they return."""
+"""Find the layers to attach to, and the tensor in what they return."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Target = str | nn.Module | Sequence[str | nn.Module]
 Key = int | str | None
 
 _WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-"""Names that data-parallel, compiled, sharded and checkpointed wrappers put between."""
+"""Names that data-parallel, compiled, sharded and checkpointed wrappers insert."""
 
 
 def find_layers(model: nn.Module, target: Target) -> dict[str, nn.Module]:
-    """The modules that a target names, each with its dotted name.
+    """The modules that a target refers to, by dotted name.
 
     Args:
         model: where to look.
-        target: a dotted name, a glob over dotted names (`*` crosses dots), a module of the model,
-            or a list of these. Names work with and without the `module.` and `_orig_mod.` of
-            wrapped models.
+        target: a dotted name, a glob over dotted names (`*` matches dots too), a module of the
+            model, or a list of these. The `module.` and `_orig_mod.` of wrapped models are
+            optional.
 
     Raises:
         ValueError: a part of the target matches nothing, or the model is a DataParallel.
@@ -37,8 +37,9 @@ def find_layers(model: nn.Module, target: Target) -> dict[str, nn.Module]:
     """
     if any(isinstance(module, nn.DataParallel) for module in model.modules()):
         raise ValueError(
-            "nn.DataParallel runs copies of the model in threads, whose latents never meet; "
-            "use torch.nn.parallel.DistributedDataParallel, or attach to one device's model"
+            "nn.DataParallel runs a copy of the model per device, and the latents of different "
+            "copies never meet; use torch.nn.parallel.DistributedDataParallel, or attach to the "
+            "model itself and run it on one device"
         )
     modules = dict(model.named_modules(remove_duplicate=False))
     names = {name: _unwrapped(name) for name in modules}
@@ -72,7 +73,7 @@ def _unwrapped(name: str) -> str:
 
 def _no_match(entry: str | nn.Module, names: list[str]) -> str:
     if isinstance(entry, nn.Module):
-        return f"this {type(entry).__name__} is no module of the model"
+        return f"this {type(entry).__name__} is not a module of the model"
     known = sorted({name for name in names if name})
     near = difflib.get_close_matches(entry, known, n=3, cutoff=0.5)
     near = near or [name for name in known if name.endswith(entry.rsplit(".", 1)[-1])][:3]
@@ -84,18 +85,19 @@ def _no_match(entry: str | nn.Module, names: list[str]) -> str:
 
 
 def pick_tensor(output: Any, select: Key, name: str) -> tuple[Key, Tensor]:
-    """The latent inside a layer's output, and where it lies.
+    """The latent in a layer's output, and its key there.
 
-    Without `select` a tensor is taken as it is, and of a tuple, list or mapping the only
-    floating-point tensor with at least three axes.
+    Without `select`, the output is the latent if it is a tensor. In a tuple, list or mapping it is
+    the only floating-point tensor with at least three axes.
 
     Raises:
-        ValueError: there is no such tensor, or more than one, or `select` finds none.
+        ValueError: there is no such tensor or more than one, or `select` finds none.
     """
     if isinstance(output, Tensor):
         if select is not None:
             raise ValueError(
-                f"select={select!r} was given, but layer {name!r} returns one tensor; leave it out"
+                f"select={select!r} was passed, but layer {name!r} returns a single tensor; "
+                f"leave it out"
             )
         return None, output
     entries = _entries(output, name)
@@ -106,7 +108,7 @@ def pick_tensor(output: Any, select: Key, name: str) -> tuple[Key, Tensor]:
         if not isinstance(entries.get(key), Tensor):
             raise ValueError(
                 f"select={select!r} finds no tensor in the output of layer {name!r}, "
-                f"which holds {_describe(entries)}"
+                f"which contains {_describe(entries)}"
             )
         return key, entries[key]
     fitting = [
@@ -116,14 +118,14 @@ def pick_tensor(output: Any, select: Key, name: str) -> tuple[Key, Tensor]:
     ]
     if len(fitting) != 1:
         raise ValueError(
-            f"layer {name!r} returns {type(output).__name__} with {_describe(entries)}; "
-            f"say which one holds the tokens with select="
+            f"layer {name!r} returns a {type(output).__name__} with {_describe(entries)}; "
+            f"pass select= to say which one holds the tokens"
         )
     return fitting[0], entries[fitting[0]]
 
 
 def put_tensor(output: Any, key: Key, tensor: Tensor) -> Any:
-    """The same output with another tensor at `key`."""
+    """The output with another tensor at `key`."""
     if key is None:
         return tensor
     if isinstance(output, Mapping):
@@ -143,8 +145,8 @@ def _entries(output: Any, name: str) -> dict[Any, Any]:
     if isinstance(output, (tuple, list)):
         return dict(enumerate(output))
     raise ValueError(
-        f"layer {name!r} returns {type(output).__name__}; atomsep reads a tensor, a tuple, a list "
-        f"or a mapping of tensors"
+        f"layer {name!r} returns a {type(output).__name__}, but must return a tensor or a tuple, "
+        f"list or mapping with tensors"
     )
 
 
