@@ -364,7 +364,7 @@ def main(argv: list[str] | None = None) -> Any:
     if not torch.cuda.is_available():
         return "there is no GPU here: run `python -m benchmarks.cpu`, or come back on one"
     if not args.skip_parity:
-        tests = [sys.executable, "-m", "pytest", "-q", "-x", "tests/kernels"]
+        tests = [sys.executable, "-m", "pytest", "-q", "-x", "tests/core/kernels"]
         if subprocess.run(tests, check=False).returncode:
             return "the kernels' parity tests failed: no speed is measured"
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""One committed CSV a topic, with the machine's name; rows are only ever added."""
+"""One committed CSV per topic, with the machine's name; rows are only ever added."""
 
 from __future__ import annotations
 
