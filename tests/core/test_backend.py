@@ -14,6 +14,9 @@ from atomsep.core import backend, kernels, node, plain
 from atomsep.core.layout import Layout
 from atomsep.core.statistics import Reading
 
+# older interpreters use what newer versions of NumPy deprecate
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+
 READING = Reading(Layout(), 0, 2)
 
 

@@ -9,9 +9,6 @@ from torch.autograd import forward_ad
 
 from atomsep import AtomLoss
 
-# torch's own forward-mode rules still use it
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
-
 MASK = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 1, 1], [0, 0, 1, 0, 0]]).bool()
 masks = pytest.mark.parametrize("mask", [None, MASK], ids=["all", "masked"])
 

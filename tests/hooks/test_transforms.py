@@ -16,9 +16,6 @@ from torch.func import functional_call, grad, jvp, vmap
 
 import atomsep
 
-# torch's own forward-mode rules still use it
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
-
 
 @pytest.fixture(autouse=True)
 def _empty_cache() -> Iterator[None]:

@@ -78,9 +78,10 @@ def measure(
     if origin is not None:
         passing = "alias"
     job = _Job(reading, terms, weight, passing, by_kernels, keeps_direction, keeps_slopes)
-    charge, table, *more = _Atoms.apply(source, scores, mask, count, job, origin)
-    ready = None if terms is None else Ready(more.pop(0), terms, weight)
-    passed = more[0] if more else None
+    outputs = _Atoms.apply(source, scores, mask, count, job, origin)
+    charge, table = outputs[:2]
+    ready = None if terms is None else Ready(outputs[2], terms, weight)
+    passed = None if passing is None else outputs[-1]
     return Measured(passed, charge, Statistics(table, count, ready), keeps_source=origin is None)
 
 
@@ -135,10 +136,10 @@ class _Atoms(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        _, grad_table, *more = grads
         job = ctx.job
-        grad_loss = more.pop(0) if job.terms is not None else None
-        grad_passed = more[0] if more else None
+        grad_table = grads[1]
+        grad_loss = None if job.terms is None else grads[2]
+        grad_passed = None if job.passing is None else grads[-1]
         rest = (None, None, None, None)
         if grad_table is None and grad_loss is None:
             return grad_passed, None, *rest

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-exporting: Callable[[], bool] = getattr(
-    torch.compiler, "is_exporting", lambda: torch.compiler._is_compiling_flag
-)
-"""Whether torch.export is tracing. PyTorch 2.6 has only the flag, and only for strict=False."""
+_FLAG = next(f for f in ("_is_exporting_flag", "_is_compiling_flag") if hasattr(torch.compiler, f))
+
+
+def exporting() -> bool:
+    """Whether torch.export is tracing.
+
+    Not `torch.compiler.is_exporting()`: until PyTorch 2.12 or so, torch.compile takes that for
+    true as well. PyTorch 2.6 has only the other flag, which it sets only for strict=False.
+    """
+    return bool(getattr(torch.compiler, _FLAG))
 
 
 class Switch:
