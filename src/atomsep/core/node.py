@@ -152,12 +152,13 @@ class _Atoms(torch.autograd.Function):
         compute, scale = backend(job.by_kernels), None
         if grad_loss is not None:
             slopes = ctx.slopes
-            if slopes is None:
-                _, slopes = compute.pair_loss(ctx.table, ctx.count, job.terms, job.weight, True)
-            if grad_table is None:
-                grad_table, scale = slopes, grad_loss
+            if slopes is not None and grad_table is None:
+                grad_table, scale = slopes, grad_loss  # the backward kernel multiplies
             else:
-                grad_table = grad_table + slopes * grad_loss
+                if slopes is None:
+                    _, slopes = compute.pair_loss(ctx.table, ctx.count, job.terms, job.weight, True)
+                slopes = slopes * grad_loss
+                grad_table = slopes if grad_table is None else grad_table + slopes
         assert grad_table is not None
         known = source, scores, ctx.mask, ctx.count, ctx.table, ctx.mean_direction, job.reading
         first, second = compute.atoms_gradient(*known, grad_passed, grad_table, scale, ctx.line)
