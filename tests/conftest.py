@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,26 @@ torch.set_num_threads(1)  # the tensors are small: threads would only wait for e
 
 settings.register_profile("atomsep", deadline=None, derandomize=True, database=None)
 settings.load_profile("atomsep")
+
+
+SLOW = {
+    *("cli/test_cli.py", "cli/test_demo.py", "cli/test_start.py", "test_examples.py"),
+    *(f"core/kernels/test_{name}.py" for name in ("kernel_ops", "origin")),
+    *("core/kernels/test_measure_kernels.py", "core/kernels/test_pairs_kernels.py"),
+    *(f"experiments/test_{name}.py" for name in ("full_disk", "registry", "runs", "training")),
+    *("experiments/gan/test_fidelity.py", "experiments/gan/test_gan.py"),
+    *("experiments/images/test_images.py", "experiments/text/test_text.py"),
+    *("experiments/sweeps/test_search.py", "experiments/sweeps/test_sweep.py"),
+    *("hooks/test_attach_regimes.py", "hooks/test_compiled.py", "methods/test_method_registry.py"),
+}
+"""Files that train, compile, interpret kernels or start processes: not part of make test-fast."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and str(item.path.relative_to(here)) in SLOW:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture
