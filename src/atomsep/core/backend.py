@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import partialmethod
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -102,19 +103,7 @@ class Guarded:
     def __init__(self) -> None:
         self.failure = ""
 
-    def read_atoms(self, *arguments: Any) -> Any:
-        """See `Backend`."""
-        return self._run("read_atoms", arguments)
-
-    def atoms_gradient(self, *arguments: Any) -> Any:
-        """See `Backend`."""
-        return self._run("atoms_gradient", arguments)
-
-    def pair_loss(self, *arguments: Any) -> Any:
-        """See `Backend`."""
-        return self._run("pair_loss", arguments)
-
-    def _run(self, name: str, arguments: tuple[Any, ...]) -> Any:
+    def _run(self, name: str, *arguments: Any) -> Any:
         if not self.failure:
             try:
                 return getattr(kernels, name)(*arguments)
@@ -133,6 +122,10 @@ class Guarded:
                     stacklevel=2,
                 )
         return getattr(plain, name)(*arguments)
+
+    read_atoms = partialmethod(_run, "read_atoms")
+    atoms_gradient = partialmethod(_run, "atoms_gradient")
+    pair_loss = partialmethod(_run, "pair_loss")
 
 
 guarded = Guarded()

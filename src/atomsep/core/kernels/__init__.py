@@ -20,7 +20,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -49,16 +49,8 @@ def _find() -> bool:
 
 
 _FOUND = _find()
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # for tests
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def available() -> bool:
-    """Whether kernels can run: Triton 3.4 or newer, and a GPU or Triton's interpreter.
-
-    The interpreter (`TRITON_INTERPRET=1`, set before Triton is imported) is for tests.
-    """
-    return _FOUND and (_INTERPRETED or torch.cuda.is_available())
 
 
 def supports(source: Tensor, scores: Tensor | None, mask: Tensor | None, reading: Reading) -> bool:
@@ -92,16 +84,10 @@ def _launcher(file: str, name: str) -> Callable[..., Any]:
     return launcher
 
 
-def read_atoms(*arguments: Any) -> Any:
-    """See `atomsep.core.backend.Backend`."""
-    return _launcher("forward", "read_atoms")(*arguments)
+def _launch(file: str, name: str, *arguments: Any) -> Any:
+    return _launcher(file, name)(*arguments)
 
 
-def atoms_gradient(*arguments: Any) -> Any:
-    """See `atomsep.core.backend.Backend`."""
-    return _launcher("backward", "atoms_gradient")(*arguments)
-
-
-def pair_loss(*arguments: Any) -> Any:
-    """See `atomsep.core.backend.Backend`."""
-    return _launcher("pairs", "pair_loss")(*arguments)
+read_atoms = partial(_launch, "forward", "read_atoms")
+atoms_gradient = partial(_launch, "backward", "atoms_gradient")
+pair_loss = partial(_launch, "pairs", "pair_loss")
