@@ -148,11 +148,8 @@ def accuracy_by_method(accuracies: Mapping[str, Mapping[int, float]], bayes: flo
         textcoords="offset points",
         fontsize=9,
     )
-    names = [label_of(method) for method in accuracies]
-    axes.set_xticks(range(len(names)), names)
-    axes.set_xlim(-0.5, len(names) - 0.3)
-    axes.margins(y=0.12)
-    axes.set_ylabel("test accuracy, %")
+    axes.set_xticks(range(len(accuracies)), map(label_of, accuracies))
+    axes.set(xlim=(-0.5, len(accuracies) - 0.3), ymargin=0.12, ylabel="test accuracy, %")
     axes.set_title(f"Accuracy by method and seed (n = {len(seeds)})")
     return figure
 
@@ -173,15 +170,12 @@ def latent_space(root: Path, keys: Sequence[RunKey], shown: int = 1500) -> Figur
             mean = model.hidden(values).unflatten(1, (SUB_UNITS, -1)).mean(1)
             plane = principal_plane(mean, labels)
         for name, chosen in (("A", labels), ("B", ~labels)):
-            points = plane[chosen].T.numpy()
-            axes.scatter(
-                *points, s=7, color=CLASSES[name], alpha=0.45, lw=0, label=f"most sub-units {name}"
-            )
-        axes.set_title(title)
-        axes.set_xlabel("first component")
+            look = {"s": 7, "color": CLASSES[name], "alpha": 0.45, "lw": 0}
+            axes.scatter(*plane[chosen].T.numpy(), **look, label=f"most sub-units {name}")
+        axes.set(title=title, xlabel="first component")
     panels[0].set_ylabel("second component")
-    handles, names = panels[0].get_legend_handles_labels()
-    legend = figure.legend(handles, names, loc="outside lower center", ncols=2, markerscale=2)
+    entries = panels[0].get_legend_handles_labels()
+    legend = figure.legend(*entries, loc="outside lower center", ncols=2, markerscale=2)
     for handle in legend.legend_handles:
         if handle is not None:
             handle.set_alpha(1)
@@ -204,13 +198,13 @@ def charge_by_value(root: Path, keys: Sequence[RunKey]) -> Figure:
     figure = Figure(figsize=(5.8, 4), layout="constrained")
     axes = figure.subplots()
     density_behind(axes, values)
-    for index, key in enumerate(keys):
+    for key in keys:
         model = trained_model(key, root)
         with atomsep.attach(model, "embed") as attachment, torch.no_grad():
             model(values.unsqueeze(1).expand(-1, SUB_UNITS))
             charge = attachment.importance[:, 0]
-        label = f"atom modeling (n = {len(keys)})" if index == 0 else None
-        axes.plot(values.numpy(), charge.numpy(), color=GREEN, lw=1.6, alpha=0.75, label=label)
+        [line] = axes.plot(values.numpy(), charge.numpy(), color=GREEN, lw=1.6, alpha=0.75)
+    line.set_label(f"atom modeling (n = {len(keys)})")  # one entry for all of them
     axes.axhline(0, color=INK, lw=0.6)
     axes.set(xlim=(-3, 3), ylim=(-1.08, 1.08), xlabel="value x of the sub-unit", ylabel="charge q")
     axes.set_yticks([-1, 0, 1], ["−1\nelectron", "0\nneutron", "+1\nproton"])
@@ -245,16 +239,12 @@ def energy_by_distance() -> Figure:
         if best.isfinite():
             pairs, unit = pair_at(k, best)
             lowest = pair_energy(pairs, softening=0, scale="sum")[0, 1] / unit
-            axes.plot(
-                [float(best)], [float(lowest)], "o", ms=7, color=colour, mec="white", zorder=4
-            )
+            axes.plot(best, lowest.view(1), "o", ms=7, color=colour, mec="white", zorder=4)
     axes.plot([], [], "o", ms=7, color=INK, label="d*, least energy")
     axes.axhline(0, color=INK, lw=0.6)
-    axes.set_xscale("log")
-    axes.set(xlim=(0.05, 50), ylim=(-1.6, 3))
+    axes.set(xscale="log", xlim=(0.05, 50), ylim=(-1.6, 3))
     axes.set_xticks([0.1, 1, 10], ["0.1", "1", "10"])
-    axes.set_xlabel("atomic distance, in mean radii")
-    axes.set_ylabel("energy, in c / mean radius")
+    axes.set(xlabel="atomic distance, in mean radii", ylabel="energy, in c / mean radius")
     axes.set_title("Energy of a pair against its distance")
     axes.legend(loc="upper right", title="k = |c*| / c")
     return figure
