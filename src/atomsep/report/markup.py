@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 Value = str | float | int | bool | None
@@ -33,7 +33,7 @@ class Section:
     """Rows under a heading; the section's values go into each of its rows of the CSV."""
 
     title: str
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: Sequence[tuple[Cell, ...]]
     values: Mapping[str, Value] = field(default_factory=dict)
 
 
@@ -107,13 +107,11 @@ class Table:
 
     def csv(self) -> str:
         """The table as CSV: one line per row, numbers to ten digits, empty where there is none."""
-        rows = []
-        for section in self.sections:
-            for row in section.rows:
-                values = dict(section.values)
-                for cell in row:
-                    values.update(cell.values)
-                rows.append({name: _plain(value) for name, value in values.items()})
+        rows = [
+            {name: _plain(value) for part in (section, *row) for name, value in part.values.items()}
+            for section in self.sections
+            for row in section.rows
+        ]
         names = list(dict.fromkeys(name for row in rows for name in row))
         file = io.StringIO()
         writer = csv.DictWriter(file, names, lineterminator="\n", restval="")
