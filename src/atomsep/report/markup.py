@@ -107,11 +107,13 @@ class Table:
 
     def csv(self) -> str:
         """The table as CSV: one line per row, numbers to ten digits, empty where there is none."""
-        rows = [
-            {name: _plain(value) for part in (section, *row) for name, value in part.values.items()}
-            for section in self.sections
-            for row in section.rows
-        ]
+        rows = []
+        for section in self.sections:
+            for row in section.rows:
+                values = dict(section.values)
+                for cell in row:
+                    values.update(cell.values)
+                rows.append({name: _plain(value) for name, value in values.items()})
         names = list(dict.fromkeys(name for row in rows for name in row))
         file = io.StringIO()
         writer = csv.DictWriter(file, names, lineterminator="\n", restval="")

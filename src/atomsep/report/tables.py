@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import compress
 from statistics import fmean
+from typing import NamedTuple
 
 from atomsep.experiments.sweeps.comparison import Comparison, deviation
 from atomsep.methods import ATOM_MODELING
@@ -21,6 +22,13 @@ MAY_BE_EMPTY = ("paper", "paper's difference", "paper's best", "paper's average"
 NOT_COMPARED = Comparison((), *(math.nan,) * 7)
 
 Rows = list[tuple[Cell, ...]]
+
+
+class Form(NamedTuple):
+    """The columns of a table, and the note below it."""
+
+    columns: tuple[str, ...]
+    note: str
 
 
 def build_tables(results: Results) -> list[Table]:
@@ -39,30 +47,11 @@ def build_tables(results: Results) -> list[Table]:
         of_form = [group for group in groups if group.tiny == tiny]
         for family in families(of_form):
             own = [group for group in of_form if group.experiment in family.experiments]
-            tables.append(
-                make_table(
-                    *(family.name, family.title, own, main_rows, MAIN),
-                    "Mean ± standard deviation over seeds; difference to the plain method, paired "
-                    "by seed, with its bootstrap interval; p values two-sided, corrected by Holm "
-                    "for the number of methods.",
-                )
-            )
-        tables.append(
-            make_table(
-                *("significance", "Significance of the differences to the plain method"),
-                *(of_form, significance_rows, SIGNIFICANCE),
-                "Two-sided, paired by seed. Holm: corrected for the number of methods. The paper's "
-                "p values are not said to be corrected.",
-            )
-        )
-        tables.append(
-            make_table(
-                *("ablation", "Atom modeling without its constraints"),
-                *(of_form, ablation_rows, ABLATION),
-                "Differences to atom modeling with both constraints, below 0 if worse: best seed "
-                "to best seed, and mean to mean.",
-            )
-        )
+            tables.append(make_table(family.name, family.title, own, main_rows, MAIN))
+        title = "Significance of the differences to the plain method"
+        tables.append(make_table("significance", title, of_form, significance_rows, SIGNIFICANCE))
+        title = "Atom modeling without its constraints"
+        tables.append(make_table("ablation", title, of_form, ablation_rows, ABLATION))
     return [table for table in tables if table.sections]
 
 
@@ -80,8 +69,7 @@ def make_table(
     title: str,
     groups: Sequence[Group],
     rows_of: Callable[[Group], Rows],
-    columns: tuple[str, ...],
-    note: str,
+    form: Form,
 ) -> Table:
     """A table with a section per group that has rows, and notes on changed settings."""
     parts = [(group, rows) for group in groups if (rows := rows_of(group))]
@@ -91,14 +79,14 @@ def make_table(
     kept = [
         column not in MAY_BE_EMPTY
         or any(row[place].text != NONE for _, rows in parts for row in rows)
-        for place, column in enumerate(columns)
+        for place, column in enumerate(form.columns)
     ]
     sections = tuple(
         Section(heading(group, groups), [tuple(compress(row, kept)) for row in rows], about(group))
         for group, rows in parts
     )
-    shown = tuple(compress(columns, kept))
-    return Table(name, title, shown, sections, (note, *changes_notes(groups)))
+    shown = tuple(compress(form.columns, kept))
+    return Table(name, title, shown, sections, (form.note, *changes_notes(groups)))
 
 
 def heading(group: Group, groups: Sequence[Group]) -> str:
@@ -136,9 +124,13 @@ def changes_notes(groups: Sequence[Group]) -> list[str]:
     return [f"Settings other than the experiment's own. {'; '.join(notes)}."] if notes else []
 
 
-MAIN = (
-    *("method", "result", "seeds", "difference", "95 % interval", "p (t)", "p (Wilcoxon)"),
-    *("paper", "paper's difference", "other metrics"),
+MAIN = Form(
+    (
+        *("method", "result", "seeds", "difference", "95 % interval", "p (t)", "p (Wilcoxon)"),
+        *("paper", "paper's difference", "other metrics"),
+    ),
+    "Mean ± standard deviation over seeds; difference to the plain method, paired by seed, with "
+    "its bootstrap interval; p values two-sided, corrected by Holm for the number of methods.",
 )
 
 
@@ -180,7 +172,11 @@ def _paper(group: Group, method: str) -> float | None:
     return paper.result(group.experiment, group.metric, method, group.rows[0].settings)
 
 
-SIGNIFICANCE = ("method", "p (t)", "Holm", "p (Wilcoxon)", "Holm", "paper")
+SIGNIFICANCE = Form(
+    ("method", "p (t)", "Holm", "p (Wilcoxon)", "Holm", "paper"),
+    "Two-sided, paired by seed. Holm: corrected for the number of methods. The paper's p values "
+    "are not said to be corrected.",
+)
 
 
 def significance_rows(group: Group) -> Rows:
@@ -200,7 +196,11 @@ def significance_rows(group: Group) -> Rows:
     ]
 
 
-ABLATION = ("method", "seeds", "best", "average", "paper's best", "paper's average")
+ABLATION = Form(
+    ("method", "seeds", "best", "average", "paper's best", "paper's average"),
+    "Differences to atom modeling with both constraints, below 0 if worse: best seed to best "
+    "seed, and mean to mean.",
+)
 
 
 def ablation_rows(group: Group) -> Rows:
