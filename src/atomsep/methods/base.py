@@ -168,7 +168,8 @@ def _unit(rows: Tensor) -> Tensor:
     return rows / length.where(length > 0, 1)
 
 
-def check_temperature(temperature: float) -> None:
-    """Refuse temperatures that are not finite and above 0."""
+def checked_temperature(temperature: float) -> float:
+    """A temperature, which must be finite and above 0."""
     if not 0 < temperature < float("inf"):
         raise ValueError(f"temperature must be above 0, not {temperature!r}")
+    return temperature
