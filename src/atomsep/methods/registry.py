@@ -9,15 +9,13 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from atomsep.methods.base import Method
 
 SecondView = Literal["augmentation", "dropout"]
@@ -71,6 +69,11 @@ def _hinge(norm: int) -> Entry:
     return Entry(title, summary, "hinge:Hinge", fixed, needs_labels=True, label=label)
 
 
+def _two_views(title: str, summary: str, view: SecondView, *options: str) -> Entry:
+    source, options = f"{title.lower()}:{title}", ("temperature", *options)
+    return Entry(title, summary, source, options=options, second_view=view)
+
+
 def _atom(title: str, summary: str, label: str, *left_out: str) -> Entry:
     names = ["norm", "scale", "neutrality", "occupancy", "softening"]
     names += ["charge", "position", "pairs", "tokens"]
@@ -91,26 +94,14 @@ METHODS: dict[str, Entry] = {
         options=("margin",),
         needs_labels=True,
     ),
-    "simclr": Entry(
-        "SimCLR",
-        "tells two augmented views of a sample from all other samples",
-        "simclr:SimCLR",
-        options=("temperature",),
-        second_view="augmentation",
+    "simclr": _two_views(
+        "SimCLR", "tells two augmented views of a sample from all other samples", "augmentation"
     ),
-    "simcse": Entry(
-        "SimCSE",
-        "tells a sample under two dropout masks from all other samples",
-        "simcse:SimCSE",
-        options=("temperature",),
-        second_view="dropout",
+    "simcse": _two_views(
+        "SimCSE", "tells a sample under two dropout masks from all other samples", "dropout"
     ),
-    "mixcse": Entry(
-        "MixCSE",
-        "SimCSE with negatives mixed from neighbours",
-        "mixcse:MixCSE",
-        options=("temperature", "mixing"),
-        second_view="dropout",
+    "mixcse": _two_views(
+        "MixCSE", "SimCSE with negatives mixed from neighbours", "dropout", "mixing"
     ),
     "sscl": Entry(
         "SSCL",
