@@ -8,7 +8,6 @@ from typing import Any
 
 import matplotlib as mpl
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -163,9 +162,8 @@ def latent_space(root: Path, keys: Sequence[RunKey], shown: int = 1500) -> Figur
     panels[0].set_ylabel("second component")
     entries = panels[0].get_legend_handles_labels()
     legend = figure.legend(*entries, loc="outside lower center", ncols=2, markerscale=2)
-    for handle in legend.legend_handles:
-        if handle is not None:
-            handle.set_alpha(1)
+    for handle in filter(None, legend.legend_handles):
+        handle.set_alpha(1)
     return figure
 
 
@@ -184,7 +182,15 @@ def charge_by_value(root: Path, keys: Sequence[RunKey]) -> Figure:
     values = torch.linspace(-3, 3, 301)
     figure = Figure(figsize=(5.8, 4), layout="constrained")
     axes = figure.subplots()
-    density_behind(axes, values)
+    behind = axes.twinx()  # the two distributions that sub-units are drawn from, faintly
+    behind.set_zorder(axes.get_zorder() - 1)
+    axes.patch.set_visible(False)
+    for name, centre in (("A", mixtures.MEAN), ("B", -mixtures.MEAN)):
+        density = (-((values - centre) ** 2) / (2 * mixtures.DEVIATION**2)).exp()
+        behind.fill_between(values.numpy(), density.numpy(), color=CLASSES[name], alpha=0.16, lw=0)
+        behind.text(centre, 1.04, name, color=CLASSES[name], ha="center", weight="bold", size=13)
+    behind.set_ylim(0, 2.4)
+    behind.set_axis_off()
     for key in keys:
         model = trained_model(key, root)
         with atomsep.attach(model, "embed") as attachment, torch.no_grad():
@@ -198,19 +204,6 @@ def charge_by_value(root: Path, keys: Sequence[RunKey]) -> Figure:
     axes.set_title("Charge against the sub-unit's value")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16))
     return figure
-
-
-def density_behind(axes: Axes, values: Tensor) -> None:
-    """The two distributions that sub-units are drawn from, faintly behind the curves."""
-    behind = axes.twinx()
-    behind.set_zorder(axes.get_zorder() - 1)
-    axes.patch.set_visible(False)
-    for name, centre in (("A", mixtures.MEAN), ("B", -mixtures.MEAN)):
-        density = (-((values - centre) ** 2) / (2 * mixtures.DEVIATION**2)).exp()
-        behind.fill_between(values.numpy(), density.numpy(), color=CLASSES[name], alpha=0.16, lw=0)
-        behind.text(centre, 1.04, name, color=CLASSES[name], ha="center", weight="bold", size=13)
-    behind.set_ylim(0, 2.4)
-    behind.set_axis_off()
 
 
 def energy_by_distance() -> Figure:

@@ -166,10 +166,9 @@ def _row(results: Results, metric: str, experiment: Experiment | None, repeated:
 def _compare(rows: Sequence[Row]) -> dict[int, Comparison]:
     """Each row with the plain one, if there is one."""
     plain = [row for row in rows if row.method == "plain"]
-    if not plain:
-        return {}
     others = {str(place): r.values for place, r in enumerate(rows) if r.method != "plain"}
-    return {int(k): comparison for k, comparison in compare_all(plain[0].values, others).items()}
+    compared = compare_all(plain[0].values, others) if plain else {}
+    return {int(place): comparison for place, comparison in compared.items()}
 
 
 def _changes(result: Result, *, shared: bool) -> list[str]:

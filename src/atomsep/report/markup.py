@@ -92,10 +92,8 @@ class Table:
             "    " + " & ".join(map(escape, self.columns)) + r" \\",
         ]
         for section in self.sections:
-            lines.append(r"    \midrule")
-            lines.append(
-                rf"    \multicolumn{{{width}}}{{l}}{{\emph{{{escape(section.title)}}}}} \\"
-            )
+            title = escape(section.title)
+            lines += [r"    \midrule", rf"    \multicolumn{{{width}}}{{l}}{{\emph{{{title}}}}} \\"]
             for row in section.rows:
                 texts = (
                     rf"\textbf{{{escape(c.text)}}}" if c.strong else escape(c.text) for c in row

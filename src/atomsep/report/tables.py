@@ -61,7 +61,7 @@ def families(groups: Sequence[Group]) -> list[paper.Family]:
     of_paper = [family for family in paper.FAMILIES if names.keys() & set(family.experiments)]
     placed = {name for family in of_paper for name in family.experiments}
     own = [paper.Family(name, names[name], (name,)) for name in names if name not in placed]
-    return [*of_paper, *own]
+    return of_paper + own
 
 
 def make_table(
@@ -81,12 +81,14 @@ def make_table(
         or any(row[place].text != NONE for _, rows in parts for row in rows)
         for place, column in enumerate(form.columns)
     ]
-    sections = tuple(
-        Section(heading(group, groups), [tuple(compress(row, kept)) for row in rows], about(group))
-        for group, rows in parts
-    )
-    shown = tuple(compress(form.columns, kept))
-    return Table(name, title, shown, sections, (form.note, *changes_notes(groups)))
+    sections = []
+    for group, rows in parts:
+        about: dict[str, Value] = {"experiment": group.experiment, "tiny": group.tiny}
+        about |= {"changes": " ".join(group.changes), "metric": group.label}
+        shown = [tuple(compress(row, kept)) for row in rows]
+        sections.append(Section(heading(group, groups), shown, about))
+    columns = tuple(compress(form.columns, kept))
+    return Table(name, title, columns, tuple(sections), (form.note, *changes_notes(groups)))
 
 
 def heading(group: Group, groups: Sequence[Group]) -> str:
@@ -100,16 +102,6 @@ def heading(group: Group, groups: Sequence[Group]) -> str:
 def _told_apart(group: Group, groups: Sequence[Group]) -> bool:
     changes = {other.changes for other in groups if other.experiment == group.experiment}
     return len(changes) > 1
-
-
-def about(group: Group) -> dict[str, Value]:
-    """What the CSV says about a group in every row."""
-    return {
-        "experiment": group.experiment,
-        "tiny": group.tiny,
-        "changes": " ".join(group.changes),
-        "metric": group.label,
-    }
 
 
 def changes_notes(groups: Sequence[Group]) -> list[str]:
