@@ -258,19 +258,14 @@ def mean_of(losses: list[Tensor]) -> Tensor:
 def _unmark(module: nn.Module) -> None:
     """Remove the `forward` that `_add` stored, once no attachment has a hook on the module."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    ours = any(isinstance(hook, (LayerTap, MaskTap)) for hook in hooks)
     own = MethodType(type(module).forward, module)
-    if vars(module).get("forward") == own and not any(
-        isinstance(hook, (LayerTap, MaskTap)) for hook in hooks
-    ):
+    if not ours and vars(module).get("forward") == own:
         del vars(module)["forward"]
 
 
 def _unwrapped(model: Any) -> nn.Module:
     """The model inside compiled and data-parallel wrappers."""
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        else:
-            return cast(nn.Module, model)
+    while isinstance(model, nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+    return cast(nn.Module, model)

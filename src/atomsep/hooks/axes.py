@@ -7,10 +7,9 @@ from torch import nn
 from atomsep.core.layout import Axes
 
 _CHANNELS_FIRST: dict[type[nn.Module], int | None] = {
-    **dict.fromkeys((nn.Conv1d, nn.ConvTranspose1d), 3),
+    **dict.fromkeys((nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d), 3),
     **dict.fromkeys((nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.InstanceNorm2d), 4),
     **dict.fromkeys((nn.Conv3d, nn.ConvTranspose3d, nn.BatchNorm3d, nn.InstanceNorm3d), 5),
-    **dict.fromkeys((nn.BatchNorm1d, nn.InstanceNorm1d), 3),
     **dict.fromkeys((nn.GroupNorm, nn.SyncBatchNorm), None),
 }
 """Modules whose features are on axis 1, with the number of axes of a batch (None: any)."""
@@ -37,8 +36,7 @@ def infer_axes(module: nn.Module, root: nn.Module, dim: int) -> Axes | None:
         if any(len(getattr(leaf, "normalized_shape", "1")) > 1 for leaf in last):
             return None  # a norm over several axes does not tell which one holds the features
         kinds = (nn.MultiheadAttention, nn.RNNBase)
-        sequential = (m for m in root.modules() if isinstance(m, kinds))
-        length_first = any(not module.batch_first for module in sequential)
+        length_first = any(isinstance(m, kinds) and not m.batch_first for m in root.modules())
         return None if dim == 3 and length_first else "channels_last"
     return None
 

@@ -214,9 +214,7 @@ class LayerTap:
 
     def _why_nothing(self, held: Held) -> str:
         reason = held.idle_reason or (_NEVER_RAN if held.taken is None else _TAKEN)
-        if not self.attachment.active:
-            reason = _DETACHED
-        return f"layer {self.name!r} {reason}"
+        return f"layer {self.name!r} {reason if self.attachment.active else _DETACHED}"
 
     def importance(self) -> Tensor:
         """Charges of the last forward, in the shape of the tokens."""
