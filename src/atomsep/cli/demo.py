@@ -13,6 +13,7 @@ import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -29,7 +30,7 @@ from atomsep.experiments.runs import RunKey
 from atomsep.experiments.sweeps.comparison import deviation
 from atomsep.experiments.sweeps.sweep import SweepReport, run_sweep
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
-from atomsep.report.groups import Group, average, group_results
+from atomsep.report.groups import Group, group_results
 from atomsep.report.numbers import NONE, interval_text, p_text, signed, spread_text
 from atomsep.report.tables import build_tables
 
@@ -44,7 +45,7 @@ def accuracy_table(group: Group, bayes: float) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for place, row in enumerate(group.rows):
         values, found = row.values.values(), group.comparisons.get(place)
-        cells = [spread_text(average(values), deviation(values))]
+        cells = [spread_text(fmean(values), deviation(values))]
         if found is not None:
             interval = interval_text(found.low, found.high)
             beside = "" if interval == NONE else f" ({interval})"

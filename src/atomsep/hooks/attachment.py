@@ -78,7 +78,10 @@ def attach(
     attachment = Attachment(model, loss if loss is not None else AtomLoss(), weight)
     try:
         for name, layer in find_layers(model, target).items():
-            attachment._add(name, layer, layout, mask, select, skip_tokens)
+            reader = LayerReader(
+                attachment.model, name, layer, layout, mask, select, skip_tokens, attachment._switch
+            )
+            attachment._add(reader)
     except BaseException:
         attachment.detach()
         raise
@@ -115,15 +118,13 @@ class Attachment:
         self.model = _unwrapped(model)
         self.criterion = criterion
         self.weight = weight
-        self.switch = Switch()
+        self._switch = Switch()
         self._taps: list[LayerTap] = []
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._hooked: list[nn.Module] = []
 
     @property
     def active(self) -> bool:
         """False once detached."""
-        return self.switch.attached
+        return self._switch.attached
 
     @property
     def weight(self) -> float:
@@ -207,23 +208,20 @@ class Attachment:
             >>> with attachment.paused():
             ...     program = torch.export.export(model, (torch.randn(4, 5, 3),))
         """
-        self.switch.pauses.append(None)
+        self._switch.pauses.append(None)
         try:
             yield
         finally:
-            self.switch.pauses.pop()
+            self._switch.pauses.pop()
 
     def detach(self) -> None:
         """Remove all hooks from the model and drop what is held of the last forward."""
-        self.switch.attached = False
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        for module in self._hooked:
-            _unmark(module)
-        self._hooked.clear()
+        self._switch.attached = False
         for tap in self._taps:
-            tap.forget()
+            tap.detach()
+        for tap in self._taps:
+            for module in (*tap.reader.hosts, tap.reader.layer):
+                _unmark(module)
 
     def __enter__(self) -> Attachment:
         return self
@@ -235,37 +233,18 @@ class Attachment:
         state = "" if self.active else ", detached"
         return f"Attachment(layers={self.layers}, weight={self.weight:g}{state}, {self.criterion})"
 
-    def _add(
-        self,
-        name: str,
-        layer: nn.Module,
-        layout: Axes | Literal["auto"],
-        mask: MaskSource,
-        select: Key,
-        skip: int,
-    ) -> None:
-        reader = LayerReader(
-            *(self.model, name, layer),
-            layout=layout,
-            mask=mask,
-            select=select,
-            skip_tokens=skip,
-            switch=self.switch,
-        )
+    def _add(self, reader: LayerReader) -> None:
+        """Register the hooks, and store each module's `forward` in the module itself.
+
+        It is the one of its class, which would be found anyway. But torch.compile shares graphs
+        between the models of a class and does not check whether they have hooks. It does check
+        this, so no graph that was compiled without the hook fits.
+        """
         tap = LayerTap(self, reader)
         self._taps.append(tap)
-        self._handles += [*reader.handles, layer.register_forward_hook(tap)]
-        for module in (*reader.hosts, layer):
-            self._mark(module)
-
-    def _mark(self, module: nn.Module) -> None:
-        """Store a module's `forward` in the module itself, where its class's would be found anyway.
-
-        torch.compile shares graphs between the models of a class and does not check whether they
-        have hooks. But it does check this, so no graph that was compiled without the hook fits.
-        """
-        vars(module).setdefault("forward", module.forward)
-        self._hooked.append(module)
+        reader.listen(tap)
+        for module in (*reader.hosts, reader.layer):
+            vars(module).setdefault("forward", module.forward)
 
 
 def mean_of(losses: list[Tensor]) -> Tensor:
@@ -277,21 +256,16 @@ def mean_of(losses: list[Tensor]) -> Tensor:
 
 
 def _unmark(module: nn.Module) -> None:
-    """Undo `_mark` once no attachment has a hook on the module."""
+    """Remove the `forward` that `_add` stored, once no attachment has a hook on the module."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    ours = any(isinstance(hook, (LayerTap, MaskTap)) for hook in hooks)
     own = MethodType(type(module).forward, module)
-    if vars(module).get("forward") == own and not any(
-        isinstance(hook, (LayerTap, MaskTap)) for hook in hooks
-    ):
+    if not ours and vars(module).get("forward") == own:
         del vars(module)["forward"]
 
 
 def _unwrapped(model: Any) -> nn.Module:
     """The model inside compiled and data-parallel wrappers."""
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        else:
-            return cast(nn.Module, model)
+    while isinstance(model, nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+    return cast(nn.Module, model)

@@ -43,10 +43,6 @@ class Held:
     handed_on: tuple[weakref.ref[Tensor], int] | None = None
     recall: tuple[Tensor | None, int] | None = None
 
-    def numbers(self) -> Statistics | None:
-        """Statistics of the last training forward without their graph."""
-        return self.taken if self.statistics is None else self.statistics.detach()
-
     def move_from(self, other: Held) -> None:
         """Take over what a compiled forward left, in memory of our own.
 

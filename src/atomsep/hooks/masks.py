@@ -17,6 +17,10 @@ MaskSource = (
 )
 
 
+ATTENTION_MASK = "attention_mask"
+"""The argument that holds the mask, by the Hugging Face convention."""
+
+
 class _Own(threading.local):
     value: Tensor | None = None
 
@@ -88,10 +92,7 @@ class MaskTap:
         if not isinstance(self.source, str):
             self.slot.note(self.source(args, kwargs))
             return
-        if self.source in kwargs:
-            value = kwargs[self.source]
-        else:
-            value = args[self.position] if len(args) > self.position else None
+        value = kwargs.get(self.source, args[self.position] if len(args) > self.position else None)
         if value is None or self.outermost or _is_mask(value):
             self.slot.note(value)
 
@@ -110,10 +111,8 @@ def _is_mask(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() in (2, 3) and value.dtype in kinds
 
 
-def find_mask_hosts(
-    model: nn.Module, layer: nn.Module, source: MaskSource
-) -> list[tuple[nn.Module, Any]]:
-    """The modules whose calls bring the layer's mask, outermost first, each with its source.
+def find_mask_hosts(model: nn.Module, layer: nn.Module, source: MaskSource) -> list[nn.Module]:
+    """The modules whose calls bring the layer's mask, outermost first.
 
     None looks for an argument named `attention_mask`, the Hugging Face convention, from the model
     down to the layer. A name must be an argument of the model or of a module around the layer.
@@ -125,15 +124,15 @@ def find_mask_hosts(
     if source is False:
         return []
     if callable(source):
-        return [(model, source)]
-    name = "attention_mask" if source is None else source
+        return [model]
+    name = ATTENTION_MASK if source is None else source
     if name.endswith("key_padding_mask"):
         raise ValueError(
             f"mask={source!r} is true on padding by PyTorch's convention, but masks here are true "
             f"on real tokens; pass mask=lambda args, kwargs: ~kwargs[{source!r}]"
         )
     around = [m for m in model.modules() if any(part is layer for part in m.modules())]
-    hosts = [(m, name) for m in around if name in inspect.signature(m.forward).parameters]
+    hosts = [m for m in around if name in inspect.signature(m.forward).parameters]
     if not hosts and source is not None:
         taken = [p for p in inspect.signature(model.forward).parameters if p != "self"]
         raise ValueError(

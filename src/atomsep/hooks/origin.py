@@ -24,9 +24,8 @@ def find_origin(
     before this one) or where the layer does not keep its input (in eval mode, or under hooks on
     saved tensors, as in checkpointing and offloading).
     """
-    if output.nbytes <= LARGE:
-        return None
-    if type(layer) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    if output.nbytes <= LARGE or type(layer) not in norms:
         return None
     if getattr(layer.forward, "__func__", None) is not type(layer).forward:
         return None
@@ -44,7 +43,7 @@ def find_origin(
     [source] = args
     if source.dtype != output.dtype or source.stride() != output.stride():
         return None
-    assert isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
+    assert isinstance(layer, norms)
     bias: Tensor | None = layer.bias
     affine = Affine(layer.weight, bias, layer.eps, 0 if bias is None else bias._version)
     return Origin(source, mean, inverse_deviation, affine)

@@ -6,16 +6,10 @@ from typing import Any
 
 import torch
 
+# Whether torch.export is tracing. Not `torch.compiler.is_exporting()`: until PyTorch 2.12 or so,
+# torch.compile takes that for true as well. PyTorch 2.6 has only the other flag, which it sets only
+# for strict=False.
 _FLAG = next(f for f in ("_is_exporting_flag", "_is_compiling_flag") if hasattr(torch.compiler, f))
-
-
-def exporting() -> bool:
-    """Whether torch.export is tracing.
-
-    Not `torch.compiler.is_exporting()`: until PyTorch 2.12 or so, torch.compile takes that for
-    true as well. PyTorch 2.6 has only the other flag, which it sets only for strict=False.
-    """
-    return bool(getattr(torch.compiler, _FLAG))
 
 
 class Switch:
@@ -36,4 +30,4 @@ class Switch:
 
     def on(self) -> bool:
         """Whether hooks act now."""
-        return self.attached and not self.pauses and not exporting()
+        return self.attached and not self.pauses and not getattr(torch.compiler, _FLAG)

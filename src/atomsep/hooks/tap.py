@@ -60,19 +60,19 @@ class LayerTap:
         self.attachment = attachment
         self.reader = reader
         self.name = reader.name
-        self.watch = Watch(reader.name)
+        self.watch = Watch(self.name)
         self.writes: bool | None = None
         self.forwards = Forwards()
 
-    def forget(self) -> None:
-        """Drop everything of the last forward."""
-        self.reader.slot.clear()
+    def detach(self) -> None:
+        """Remove the hooks and drop everything of the last forward."""
+        self.reader.remove()
         self.forwards = Forwards()
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Read the layer's output; in training pass it through the node."""
         attachment = self.attachment
-        if not attachment.switch.on():
+        if not attachment._switch.on():
             return None
         refuse_replica(module)
         key, latent = self.reader.pick(output)
@@ -136,9 +136,8 @@ class LayerTap:
         return passed
 
     def _passing(self) -> str:
-        if torch.compiler.is_compiling() or transforms_active():
-            return "clone"
-        return "alias" if self.writes is False else "clone"
+        watched = not torch.compiler.is_compiling() and not transforms_active()
+        return "alias" if watched and self.writes is False else "clone"
 
     def _recompute(self, latent: Tensor, layout: Layout) -> Tensor:
         """Repeat for a checkpoint what the forward did; its loss is already taken.
@@ -214,13 +213,8 @@ class LayerTap:
         return loss
 
     def _why_nothing(self, held: Held) -> str:
-        if not self.attachment.active:
-            reason = _DETACHED
-        elif held.idle_reason:
-            reason = held.idle_reason
-        else:
-            reason = _NEVER_RAN if held.taken is None else _TAKEN
-        return f"layer {self.name!r} {reason}"
+        reason = held.idle_reason or (_NEVER_RAN if held.taken is None else _TAKEN)
+        return f"layer {self.name!r} {reason if self.attachment.active else _DETACHED}"
 
     def importance(self) -> Tensor:
         """Charges of the last forward, in the shape of the tokens."""
@@ -233,8 +227,8 @@ class LayerTap:
     def stats(self) -> dict[str, float]:
         """The parts of the loss of the last training forward, as numbers."""
         held = self.forwards.read()
-        numbers = None if held.depth else held.numbers()
-        if numbers is None:
+        numbers = held.taken if held.statistics is None else held.statistics.detach()
+        if held.depth or numbers is None:
             raise RuntimeError(self._why_nothing(held))
         terms = self.attachment.criterion.terms
         parts = {

@@ -77,11 +77,10 @@ def _no_match(entry: str | nn.Module, names: list[str]) -> str:
     known = sorted({name for name in names if name})
     near = difflib.get_close_matches(entry, known, n=3, cutoff=0.5)
     near = near or [name for name in known if name.endswith(entry.rsplit(".", 1)[-1])][:3]
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else ""
-    if not hint:
-        shown = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
-        hint = f"the model's layers are: {shown}"
-    return f"layer {entry!r} matches nothing; {hint}"
+    if near:
+        return f"layer {entry!r} matches nothing; did you mean {' or '.join(map(repr, near))}?"
+    shown = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
+    return f"layer {entry!r} matches nothing; the model's layers are: {shown}"
 
 
 def pick_tensor(output: Any, select: Key, name: str) -> tuple[Key, Tensor]:
@@ -151,9 +150,8 @@ def _entries(output: Any, name: str) -> dict[Any, Any]:
 
 
 def _describe(entries: Mapping[Any, Any]) -> str:
-    if not entries:
-        return "nothing"
-    return ", ".join(
+    shown = (
         f"{key!r}: {tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__}"
         for key, value in entries.items()
     )
+    return ", ".join(shown) or "nothing"

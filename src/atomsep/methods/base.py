@@ -12,7 +12,8 @@ from atomsep.checks import check_latent, count_tokens
 from atomsep.core.layout import Axes
 from atomsep.functional import widen
 from atomsep.hooks.masks import MaskSource
-from atomsep.hooks.targets import Key, Target
+from atomsep.hooks.reader import LayerReader
+from atomsep.hooks.targets import Key, Target, find_layers
 from atomsep.methods.binding import Binding, LatentBinding
 from atomsep.methods.registry import SecondView
 
@@ -130,7 +131,14 @@ class Method(nn.Module, ABC):
             >>> (logits.logsumexp(1).mean() + binding.loss()).backward()
             >>> binding.detach()
         """
-        return LatentBinding(self, model, layer, weight, layout, mask, select)
+        layers = find_layers(model, layer)
+        if len(layers) > 1:
+            raise ValueError(
+                f"{layer!r} matches several layers ({', '.join(layers)}), but "
+                f"{type(self).__name__} acts on one; name that one"
+            )
+        [found] = layers.items()
+        return LatentBinding(self, LayerReader(model, *found, layout, mask, select), weight)
 
 
 def concatenate(latent: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -168,7 +176,8 @@ def _unit(rows: Tensor) -> Tensor:
     return rows / length.where(length > 0, 1)
 
 
-def check_temperature(temperature: float) -> None:
-    """Refuse temperatures that are not finite and above 0."""
+def checked_temperature(temperature: float) -> float:
+    """A temperature, which must be finite and above 0."""
     if not 0 < temperature < float("inf"):
         raise ValueError(f"temperature must be above 0, not {temperature!r}")
+    return temperature

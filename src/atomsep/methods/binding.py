@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from atomsep.core.layout import Axes, Layout
-from atomsep.hooks.masks import MaskSource
+from atomsep.core.layout import Layout
 from atomsep.hooks.reader import LayerReader
-from atomsep.hooks.targets import Key, Target, find_layers, put_tensor
+from atomsep.hooks.targets import put_tensor
 
 if TYPE_CHECKING:
     from atomsep.methods.base import Method
@@ -55,39 +54,20 @@ class LatentBinding(Binding):
     [`Method.pass_on`][atomsep.methods.Method.pass_on]).
     """
 
-    def __init__(
-        self,
-        method: Method,
-        model: nn.Module,
-        target: Target,
-        weight: float,
-        layout: Axes | Literal["auto"],
-        mask: MaskSource,
-        select: Key,
-    ) -> None:
-        layers = find_layers(model, target)
-        if len(layers) > 1:
-            raise ValueError(
-                f"{target!r} matches several layers ({', '.join(layers)}), but "
-                f"{type(method).__name__} acts on one; name that one"
-            )
-        [(name, layer)] = layers.items()
-        self.method, self.model, self.weight = method, model, weight
-        self.reader = LayerReader(model, name, layer, layout=layout, mask=mask, select=select)
-        self.handle = layer.register_forward_hook(self._hook)
+    def __init__(self, method: Method, reader: LayerReader, weight: float) -> None:
+        self.method, self.reader, self.weight = method, reader, weight
         self.held: tuple[Tensor, Tensor | None] | None = None
+        reader.listen(self._hook)
 
     def _hook(self, module: nn.Module, args: Any, output: Any) -> Any:
         key, latent = self.reader.pick(output)
         layout = self.reader.layout(latent)
         tokens = layout.tokens(latent)
-        if self.model.training and torch.is_grad_enabled():
+        if self.reader.model.training and torch.is_grad_enabled():
             self.held = tokens, self.reader.mask(layout, latent)
         passed = self.method.pass_on(tokens)
-        unchanged = passed is tokens
-        return put_tensor(
-            output, key, latent.clone() if unchanged else _as_output(passed, layout, latent)
-        )
+        passed = latent.clone() if passed is tokens else _as_output(passed, layout, latent)
+        return put_tensor(output, key, passed)
 
     def loss(self, labels: Tensor | None = None, again: Callable[[], Any] | None = None) -> Tensor:
         """The method's loss on the tokens, times the weight."""
@@ -117,7 +97,6 @@ class LatentBinding(Binding):
 
     def detach(self) -> None:
         """Take every hook off the model, and drop what is held of the last forward."""
-        self.handle.remove()
         self.reader.remove()
         self.held = None
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -38,7 +36,7 @@ class Hinge(Method):
         tensor(1.5000)
     """
 
-    needs_labels: ClassVar[bool] = True
+    needs_labels = True
 
     def __init__(self, norm: Norm = 2) -> None:
         super().__init__()

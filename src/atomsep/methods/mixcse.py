@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from atomsep.methods.base import Method, check_temperature, concatenate, cosine
-from atomsep.methods.registry import SecondView
+from atomsep.methods.base import concatenate, cosine
+from atomsep.methods.simcse import SimCSE
 
 
-class MixCSE(Method):
+class MixCSE(SimCSE):
     r"""Contrastive loss of Zhang et al., "Unsupervised Sentence Representation via Contrastive
     Learning with Mixing Negatives", AAAI 2022, as its authors released it.
 
@@ -47,14 +45,10 @@ class MixCSE(Method):
         1.4219
     """
 
-    second_view: ClassVar[SecondView | None] = "dropout"
-
     def __init__(self, temperature: float = 0.05, mixing: float = 0.2) -> None:
-        super().__init__()
-        check_temperature(temperature)
+        super().__init__(temperature)
         if not 0 <= mixing <= 1:
             raise ValueError(f"mixing must be between 0 and 1, not {mixing!r}")
-        self.temperature = temperature
         self.mixing = mixing
 
     def loss(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from torch import Tensor
 
 from atomsep.methods.base import Method, concatenate, cosine
@@ -35,7 +33,7 @@ class RankH(Method):
         0.1000
     """
 
-    needs_labels: ClassVar[bool] = True
+    needs_labels = True
 
     def __init__(self, margin: float = 0.5) -> None:
         super().__init__()

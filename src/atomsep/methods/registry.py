@@ -9,15 +9,13 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from atomsep.methods.base import Method
 
 SecondView = Literal["augmentation", "dropout"]
@@ -64,15 +62,6 @@ class Entry:
             kind = getattr(import_module(f"atomsep.methods.{module}"), name)
         return partial(kind, **self.fixed) if self.fixed else kind
 
-    def make(self, features: int, seed: int, **options: Any) -> Method | None:
-        """The method; `features` and `seed` are passed to classes that take them."""
-        factory = self.factory
-        if factory is None:
-            return None
-        known = {"features": features, "seed": seed}
-        taken = known.keys() & inspect.signature(factory).parameters.keys()
-        return factory(**{name: known[name] for name in taken}, **options)
-
 
 def _hinge(norm: int) -> Entry:
     summary = f"hinge on triplets: the own class nearer than the others, {norm}-norm"
@@ -80,12 +69,18 @@ def _hinge(norm: int) -> Entry:
     return Entry(title, summary, "hinge:Hinge", fixed, needs_labels=True, label=label)
 
 
+def _two_views(title: str, summary: str, view: SecondView, *options: str) -> Entry:
+    source, options = f"{title.lower()}:{title}", ("temperature", *options)
+    return Entry(title, summary, source, options=options, second_view=view)
+
+
 def _atom(title: str, summary: str, label: str, *left_out: str) -> Entry:
     names = ["norm", "scale", "neutrality", "occupancy", "softening"]
     names += ["charge", "position", "pairs", "tokens"]
     options = tuple(name for name in names if name not in left_out)
+    title = f"Atom Modeling w/o {title}" if left_out else title
     fixed = dict.fromkeys(left_out, 0.0)
-    return Entry(f"Atom Modeling{title}", summary, "atom:Atom", fixed, options, label=label)
+    return Entry(title, summary, "atom:Atom", fixed, options, label=label)
 
 
 METHODS: dict[str, Entry] = {
@@ -99,26 +94,14 @@ METHODS: dict[str, Entry] = {
         options=("margin",),
         needs_labels=True,
     ),
-    "simclr": Entry(
-        "SimCLR",
-        "tells two augmented views of a sample from all other samples",
-        "simclr:SimCLR",
-        options=("temperature",),
-        second_view="augmentation",
+    "simclr": _two_views(
+        "SimCLR", "tells two augmented views of a sample from all other samples", "augmentation"
     ),
-    "simcse": Entry(
-        "SimCSE",
-        "tells a sample under two dropout masks from all other samples",
-        "simcse:SimCSE",
-        options=("temperature",),
-        second_view="dropout",
+    "simcse": _two_views(
+        "SimCSE", "tells a sample under two dropout masks from all other samples", "dropout"
     ),
-    "mixcse": Entry(
-        "MixCSE",
-        "SimCSE with negatives mixed from neighbours",
-        "mixcse:MixCSE",
-        options=("temperature", "mixing"),
-        second_view="dropout",
+    "mixcse": _two_views(
+        "MixCSE", "SimCSE with negatives mixed from neighbours", "dropout", "mixing"
     ),
     "sscl": Entry(
         "SSCL",
@@ -134,23 +117,17 @@ METHODS: dict[str, Entry] = {
         options=("codes", "commitment", "codebook"),
         families=("gan",),
     ),
-    "atom": _atom("", "treats samples as atoms that obey Coulomb's law", "atom\nmodeling"),
+    "atom": _atom(
+        "Atom Modeling", "treats samples as atoms that obey Coulomb's law", "atom\nmodeling"
+    ),
     "atom-no-neutrality": _atom(
-        " w/o constraint 1",
-        "atom modeling without neutrality",
-        "without\nconstraint 1",
-        "neutrality",
+        "constraint 1", "atom modeling without neutrality", "without\nconstraint 1", "neutrality"
     ),
     "atom-no-occupancy": _atom(
-        " w/o constraint 2",
-        "atom modeling without occupancy",
-        "without\nconstraint 2",
-        "occupancy",
+        "constraint 2", "atom modeling without occupancy", "without\nconstraint 2", "occupancy"
     ),
     "atom-no-constraints": _atom(
-        " w/o constraint",
-        "the energy of atom modeling alone",
-        "without\nboth",
+        *("constraint", "the energy of atom modeling alone", "without\nboth"),
         *("neutrality", "occupancy"),
     ),
 }
@@ -158,8 +135,6 @@ METHODS: dict[str, Entry] = {
 
 ATOM_MODELING = tuple(name for name in METHODS if name.startswith("atom"))
 """Atom modeling and its ablations."""
-
-_BUILT_IN = frozenset(METHODS)
 
 
 def register(
@@ -214,7 +189,8 @@ def register(
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         raise ValueError(f"name must be lowercase letters, digits and hyphens, not {name!r}")
     known = METHODS.get(name)
-    if name in _BUILT_IN or (known is not None and _path(known.source) != _path(method)):
+    # A class that is defined again, as in a notebook, looks the same.
+    if known is not None and repr(known.source) != repr(method):
         raise ValueError(f"there is a method {name!r} already; choose another name")
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(method).parameters
@@ -230,11 +206,6 @@ def register(
         families=tuple(families),
         label=label,
     )
-
-
-def _path(kind: Any) -> tuple[str, str]:
-    """Where a class is defined: the same for a class that is defined again."""
-    return kind.__module__, kind.__qualname__
 
 
 class OfferedMethods(Sequence[str]):
@@ -293,9 +264,8 @@ def make_method(name: str, *, features: int, seed: int = 0, **options: Any) -> M
     """
     if name not in METHODS:
         close = difflib.get_close_matches(name, METHODS, n=1)
-        if close:
-            raise ValueError(f"there is no method {name!r}; did you mean {close[0]!r}?")
-        raise ValueError(f"there is no method {name!r}; the methods are {', '.join(METHODS)}")
+        hint = f"did you mean {close[0]!r}?" if close else f"the methods are {', '.join(METHODS)}"
+        raise ValueError(f"there is no method {name!r}; {hint}")
     if features < 1:
         raise ValueError(f"features must be at least 1, not {features!r}")
     entry = METHODS[name]
@@ -303,4 +273,9 @@ def make_method(name: str, *, features: int, seed: int = 0, **options: Any) -> M
     if unknown:
         allowed = ", ".join(entry.options) or "no options"
         raise ValueError(f"method {name!r} has no option {unknown[0]!r}; it takes {allowed}")
-    return entry.make(features, seed, **options)
+    factory = entry.factory
+    if factory is None:
+        return None
+    known = {"features": features, "seed": seed}
+    taken = known.keys() & inspect.signature(factory).parameters.keys()
+    return factory(**{key: known[key] for key in taken}, **options)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from atomsep.methods.base import Method, check_temperature, concatenate, cosine
-from atomsep.methods.registry import SecondView
+from atomsep.methods.base import Method, checked_temperature, concatenate, cosine
 
 
 class SimCLR(Method):
@@ -35,12 +32,11 @@ class SimCLR(Method):
         0.2395
     """
 
-    second_view: ClassVar[SecondView | None] = "augmentation"
+    second_view = "augmentation"
 
     def __init__(self, temperature: float = 0.5) -> None:
         super().__init__()
-        check_temperature(temperature)
-        self.temperature = temperature
+        self.temperature = checked_temperature(temperature)
 
     def loss(
         self, latent: Tensor, labels: Tensor | None, mask: Tensor | None, second: Tensor | None

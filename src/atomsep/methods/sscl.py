@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from atomsep.methods.base import Method, check_temperature, concatenate, cosine
+from atomsep.methods.base import Method, checked_temperature, concatenate, cosine
 
 
 class SSCL(Method):
@@ -33,8 +33,7 @@ class SSCL(Method):
 
     def __init__(self, temperature: float = 0.5) -> None:
         super().__init__()
-        check_temperature(temperature)
-        self.temperature = temperature
+        self.temperature = checked_temperature(temperature)
 
     def loss(
         self, latent: Tensor, labels: Tensor | None, mask: Tensor | None, second: Tensor | None

@@ -8,7 +8,6 @@ from typing import Any
 
 import matplotlib as mpl
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -16,13 +15,7 @@ import atomsep
 from atomsep.core.statistics import Statistics
 from atomsep.experiments.randomness import generator, seeded
 from atomsep.experiments.runs import Run, RunKey
-from atomsep.experiments.synthetic.mixtures import (
-    DEVIATION,
-    MEAN,
-    SUB_UNITS,
-    MixtureClassifier,
-    draw,
-)
+from atomsep.experiments.synthetic import mixtures
 from atomsep.functional import equilibrium_distance, pair_energy
 from atomsep.methods import ATOM_MODELING, METHODS
 
@@ -35,17 +28,13 @@ SIMILARITIES = {0.5: "#c3b5dd", 1.0: "#a58fcb", 1.5: "#7d62b4", 2.0: "#5b3f98", 
 STYLE: dict[Any, Any] = {
     "figure.dpi": 160,
     "font.size": 10,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
     "axes.titlesize": 11,
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
     "legend.frameon": False,
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), INK),
+    **dict.fromkeys(("text.color", "xtick.color", "ytick.color"), INK),
 }
 
 
@@ -82,7 +71,7 @@ def write_figures(
     return [folder / f"{name}.png" for name in figures]
 
 
-def trained_model(key: RunKey, root: Path) -> MixtureClassifier:
+def trained_model(key: RunKey, root: Path) -> mixtures.MixtureClassifier:
     """The model that a finished run trained."""
     model = untrained_model(key)
     states = torch.load(Run(key.folder(root)).model, weights_only=True)
@@ -90,10 +79,10 @@ def trained_model(key: RunKey, root: Path) -> MixtureClassifier:
     return model.eval()
 
 
-def untrained_model(key: RunKey) -> MixtureClassifier:
+def untrained_model(key: RunKey) -> mixtures.MixtureClassifier:
     """The model that a run starts from."""
     with seeded(key.seed, "initial weights"):
-        return MixtureClassifier(key.settings.activation)  # type: ignore[attr-defined]
+        return mixtures.MixtureClassifier(key.settings.activation)  # type: ignore[attr-defined]
 
 
 def colour_of(method: str) -> str:
@@ -141,18 +130,12 @@ def accuracy_by_method(accuracies: Mapping[str, Mapping[int, float]], bayes: flo
             whiskerprops={"color": colour},
             capprops={"color": colour},
         )
-    axes.axhline(100 * bayes, color=INK, lw=1, ls=(0, (5, 3)))
-    axes.annotate(
-        f"best possible: {100 * bayes:.1f} %",
-        *((-0.4, 100 * bayes), (0, 4)),
-        textcoords="offset points",
-        fontsize=9,
-    )
-    names = [label_of(method) for method in accuracies]
-    axes.set_xticks(range(len(names)), names)
-    axes.set_xlim(-0.5, len(names) - 0.3)
-    axes.margins(y=0.12)
-    axes.set_ylabel("test accuracy, %")
+    best = 100 * bayes
+    axes.axhline(best, color=INK, lw=1, ls=(0, (5, 3)))
+    text = f"best possible: {best:.1f} %"
+    axes.annotate(text, (-0.4, best), (0, 4), textcoords="offset points", fontsize=9)
+    axes.set_xticks(range(len(accuracies)), map(label_of, accuracies))
+    axes.set(xlim=(-0.5, len(accuracies) - 0.3), ymargin=0.12, ylabel="test accuracy, %")
     axes.set_title(f"Accuracy by method and seed (n = {len(seeds)})")
     return figure
 
@@ -162,7 +145,7 @@ def latent_space(root: Path, keys: Sequence[RunKey], shown: int = 1500) -> Figur
 
     All panels share one scale. Each clump is one number of sub-units from A, 0 to 5.
     """
-    samples = draw(shown, generator(keys[0].seed, "test samples"))
+    samples = mixtures.draw(shown, generator(keys[0].seed, "test samples"))
     values, labels = samples.values, samples.labels.bool()
     figure = Figure(figsize=(3.4 * (1 + len(keys)), 3.7), layout="constrained")
     panels = figure.subplots(1, 1 + len(keys), sharex=True, sharey=True)
@@ -170,21 +153,17 @@ def latent_space(root: Path, keys: Sequence[RunKey], shown: int = 1500) -> Figur
     models.update((on_one_line(label_of(key.method)), trained_model(key, root)) for key in keys)
     for axes, (title, model) in zip(panels, models.items(), strict=True):
         with torch.no_grad():
-            mean = model.hidden(values).unflatten(1, (SUB_UNITS, -1)).mean(1)
+            mean = model.hidden(values).unflatten(1, (mixtures.SUB_UNITS, -1)).mean(1)
             plane = principal_plane(mean, labels)
         for name, chosen in (("A", labels), ("B", ~labels)):
-            points = plane[chosen].T.numpy()
-            axes.scatter(
-                *points, s=7, color=CLASSES[name], alpha=0.45, lw=0, label=f"most sub-units {name}"
-            )
-        axes.set_title(title)
-        axes.set_xlabel("first component")
+            look = {"s": 7, "color": CLASSES[name], "alpha": 0.45, "lw": 0}
+            axes.scatter(*plane[chosen].T.numpy(), **look, label=f"most sub-units {name}")
+        axes.set(title=title, xlabel="first component")
     panels[0].set_ylabel("second component")
-    handles, names = panels[0].get_legend_handles_labels()
-    legend = figure.legend(handles, names, loc="outside lower center", ncols=2, markerscale=2)
-    for handle in legend.legend_handles:
-        if handle is not None:
-            handle.set_alpha(1)
+    entries = panels[0].get_legend_handles_labels()
+    legend = figure.legend(*entries, loc="outside lower center", ncols=2, markerscale=2)
+    for handle in filter(None, legend.legend_handles):
+        handle.set_alpha(1)
     return figure
 
 
@@ -203,33 +182,28 @@ def charge_by_value(root: Path, keys: Sequence[RunKey]) -> Figure:
     values = torch.linspace(-3, 3, 301)
     figure = Figure(figsize=(5.8, 4), layout="constrained")
     axes = figure.subplots()
-    density_behind(axes, values)
-    for index, key in enumerate(keys):
+    behind = axes.twinx()  # the two distributions that sub-units are drawn from, faintly
+    behind.set_zorder(axes.get_zorder() - 1)
+    axes.patch.set_visible(False)
+    for name, centre in (("A", mixtures.MEAN), ("B", -mixtures.MEAN)):
+        density = (-((values - centre) ** 2) / (2 * mixtures.DEVIATION**2)).exp()
+        behind.fill_between(values.numpy(), density.numpy(), color=CLASSES[name], alpha=0.16, lw=0)
+        behind.text(centre, 1.04, name, color=CLASSES[name], ha="center", weight="bold", size=13)
+    behind.set_ylim(0, 2.4)
+    behind.set_axis_off()
+    for key in keys:
         model = trained_model(key, root)
         with atomsep.attach(model, "embed") as attachment, torch.no_grad():
-            model(values.unsqueeze(1).expand(-1, SUB_UNITS))
+            model(values.unsqueeze(1).expand(-1, mixtures.SUB_UNITS))
             charge = attachment.importance[:, 0]
-        label = f"atom modeling (n = {len(keys)})" if index == 0 else None
-        axes.plot(values.numpy(), charge.numpy(), color=GREEN, lw=1.6, alpha=0.75, label=label)
+        [line] = axes.plot(values.numpy(), charge.numpy(), color=GREEN, lw=1.6, alpha=0.75)
+    line.set_label(f"atom modeling (n = {len(keys)})")  # one entry for all of them
     axes.axhline(0, color=INK, lw=0.6)
     axes.set(xlim=(-3, 3), ylim=(-1.08, 1.08), xlabel="value x of the sub-unit", ylabel="charge q")
     axes.set_yticks([-1, 0, 1], ["−1\nelectron", "0\nneutron", "+1\nproton"])
     axes.set_title("Charge against the sub-unit's value")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16))
     return figure
-
-
-def density_behind(axes: Axes, values: Tensor) -> None:
-    """The two distributions that sub-units are drawn from, faintly behind the curves."""
-    behind = axes.twinx()
-    behind.set_zorder(axes.get_zorder() - 1)
-    axes.patch.set_visible(False)
-    for name, centre in (("A", MEAN), ("B", -MEAN)):
-        density = (-((values - centre) ** 2) / (2 * DEVIATION**2)).exp()
-        behind.fill_between(values.numpy(), density.numpy(), color=CLASSES[name], alpha=0.16, lw=0)
-        behind.text(centre, 1.04, name, color=CLASSES[name], ha="center", weight="bold", size=13)
-    behind.set_ylim(0, 2.4)
-    behind.set_axis_off()
 
 
 def energy_by_distance() -> Figure:
@@ -245,16 +219,12 @@ def energy_by_distance() -> Figure:
         if best.isfinite():
             pairs, unit = pair_at(k, best)
             lowest = pair_energy(pairs, softening=0, scale="sum")[0, 1] / unit
-            axes.plot(
-                [float(best)], [float(lowest)], "o", ms=7, color=colour, mec="white", zorder=4
-            )
+            axes.plot(best, lowest.view(1), "o", ms=7, color=colour, mec="white", zorder=4)
     axes.plot([], [], "o", ms=7, color=INK, label="d*, least energy")
     axes.axhline(0, color=INK, lw=0.6)
-    axes.set_xscale("log")
-    axes.set(xlim=(0.05, 50), ylim=(-1.6, 3))
+    axes.set(xscale="log", xlim=(0.05, 50), ylim=(-1.6, 3))
     axes.set_xticks([0.1, 1, 10], ["0.1", "1", "10"])
-    axes.set_xlabel("atomic distance, in mean radii")
-    axes.set_ylabel("energy, in c / mean radius")
+    axes.set(xlabel="atomic distance, in mean radii", ylabel="energy, in c / mean radius")
     axes.set_title("Energy of a pair against its distance")
     axes.legend(loc="upper right", title="k = |c*| / c")
     return figure

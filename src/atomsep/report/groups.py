@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 from atomsep.experiments.registry import EXPERIMENTS, run_key
@@ -72,15 +73,8 @@ class Group:
     def best(self) -> int:
         """Place of the row with the best mean."""
         sign = 1 if self.higher_is_better else -1
-        means = [sign * average(row.values.values()) for row in self.rows]
-        finite = [-math.inf if math.isnan(mean) else mean for mean in means]
-        return finite.index(max(finite))
-
-
-def average(values: Iterable[float]) -> float:
-    """Mean of some numbers."""
-    numbers = list(values)
-    return sum(numbers) / len(numbers)
+        means = [sign * fmean(row.values.values()) for row in self.rows]
+        return max(range(len(means)), key=lambda i: -math.inf if math.isnan(means[i]) else means[i])
 
 
 def group_results(results: Results) -> list[Group]:
@@ -172,10 +166,9 @@ def _row(results: Results, metric: str, experiment: Experiment | None, repeated:
 def _compare(rows: Sequence[Row]) -> dict[int, Comparison]:
     """Each row with the plain one, if there is one."""
     plain = [row for row in rows if row.method == "plain"]
-    if not plain:
-        return {}
     others = {str(place): r.values for place, r in enumerate(rows) if r.method != "plain"}
-    return {int(k): comparison for k, comparison in compare_all(plain[0].values, others).items()}
+    compared = compare_all(plain[0].values, others) if plain else {}
+    return {int(place): comparison for place, comparison in compared.items()}
 
 
 def _changes(result: Result, *, shared: bool) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 Value = str | float | int | bool | None
@@ -33,7 +33,7 @@ class Section:
     """Rows under a heading; the section's values go into each of its rows of the CSV."""
 
     title: str
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: Sequence[tuple[Cell, ...]]
     values: Mapping[str, Value] = field(default_factory=dict)
 
 
@@ -92,10 +92,8 @@ class Table:
             "    " + " & ".join(map(escape, self.columns)) + r" \\",
         ]
         for section in self.sections:
-            lines.append(r"    \midrule")
-            lines.append(
-                rf"    \multicolumn{{{width}}}{{l}}{{\emph{{{escape(section.title)}}}}} \\"
-            )
+            title = escape(section.title)
+            lines += [r"    \midrule", rf"    \multicolumn{{{width}}}{{l}}{{\emph{{{title}}}}} \\"]
             for row in section.rows:
                 texts = (
                     rf"\textbf{{{escape(c.text)}}}" if c.strong else escape(c.text) for c in row

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import compress
+from statistics import fmean
+from typing import NamedTuple
 
 from atomsep.experiments.sweeps.comparison import Comparison, deviation
 from atomsep.methods import ATOM_MODELING
 from atomsep.report import paper
-from atomsep.report.groups import Group, Results, Row, average, group_results
+from atomsep.report.groups import Group, Results, Row, group_results
 from atomsep.report.markup import Cell, Section, Table, Value
 from atomsep.report.numbers import NONE, interval_text, p_text, signed, spread_text
 
@@ -19,6 +22,13 @@ MAY_BE_EMPTY = ("paper", "paper's difference", "paper's best", "paper's average"
 NOT_COMPARED = Comparison((), *(math.nan,) * 7)
 
 Rows = list[tuple[Cell, ...]]
+
+
+class Form(NamedTuple):
+    """The columns of a table, and the note below it."""
+
+    columns: tuple[str, ...]
+    note: str
 
 
 def build_tables(results: Results) -> list[Table]:
@@ -36,34 +46,12 @@ def build_tables(results: Results) -> list[Table]:
     for tiny in (False, True):
         of_form = [group for group in groups if group.tiny == tiny]
         for family in families(of_form):
-            tables.append(
-                make_table(
-                    *(family.name, family.title),
-                    ("method", *MAIN),
-                    [(g, main_rows(g)) for g in of_form if g.experiment in family.experiments],
-                    "Mean ± standard deviation over seeds; difference to the plain method, paired "
-                    "by seed, with its bootstrap interval; p values two-sided, corrected by Holm "
-                    "for the number of methods.",
-                )
-            )
-        tables.append(
-            make_table(
-                *("significance", "Significance of the differences to the plain method"),
-                ("method", *SIGNIFICANCE),
-                [(group, significance_rows(group)) for group in of_form],
-                "Two-sided, paired by seed. Holm: corrected for the number of methods. The paper's "
-                "p values are not said to be corrected.",
-            )
-        )
-        tables.append(
-            make_table(
-                *("ablation", "Atom modeling without its constraints"),
-                ("method", *ABLATION),
-                [(group, ablation_rows(group)) for group in of_form],
-                "Differences to atom modeling with both constraints, below 0 if worse: best seed "
-                "to best seed, and mean to mean.",
-            )
-        )
+            own = [group for group in of_form if group.experiment in family.experiments]
+            tables.append(make_table(family.name, family.title, own, main_rows, MAIN))
+        title = "Significance of the differences to the plain method"
+        tables.append(make_table("significance", title, of_form, significance_rows, SIGNIFICANCE))
+        title = "Atom modeling without its constraints"
+        tables.append(make_table("ablation", title, of_form, ablation_rows, ABLATION))
     return [table for table in tables if table.sections]
 
 
@@ -73,37 +61,34 @@ def families(groups: Sequence[Group]) -> list[paper.Family]:
     of_paper = [family for family in paper.FAMILIES if names.keys() & set(family.experiments)]
     placed = {name for family in of_paper for name in family.experiments}
     own = [paper.Family(name, names[name], (name,)) for name in names if name not in placed]
-    return [*of_paper, *own]
+    return of_paper + own
 
 
 def make_table(
     name: str,
     title: str,
-    columns: tuple[str, ...],
-    parts: Sequence[tuple[Group, Rows]],
-    note: str,
+    groups: Sequence[Group],
+    rows_of: Callable[[Group], Rows],
+    form: Form,
 ) -> Table:
     """A table with a section per group that has rows, and notes on changed settings."""
-    parts = [(group, rows) for group, rows in parts if rows]
+    parts = [(group, rows) for group in groups if (rows := rows_of(group))]
     groups = [group for group, _ in parts]
     if any(group.tiny for group in groups):
         name, title = f"{name}-tiny", f"{title}, tiny form (embedded data: a test, no result)"
     kept = [
-        place
-        for place, column in enumerate(columns)
-        if column not in MAY_BE_EMPTY
+        column not in MAY_BE_EMPTY
         or any(row[place].text != NONE for _, rows in parts for row in rows)
+        for place, column in enumerate(form.columns)
     ]
-    sections = tuple(
-        Section(
-            heading(group, groups),
-            tuple(tuple(row[place] for place in kept) for row in rows),
-            about(group),
-        )
-        for group, rows in parts
-    )
-    shown = tuple(columns[place] for place in kept)
-    return Table(name, title, shown, sections, (note, *changes_notes(groups)))
+    sections = []
+    for group, rows in parts:
+        about: dict[str, Value] = {"experiment": group.experiment, "tiny": group.tiny}
+        about |= {"changes": " ".join(group.changes), "metric": group.label}
+        shown = [tuple(compress(row, kept)) for row in rows]
+        sections.append(Section(heading(group, groups), shown, about))
+    columns = tuple(compress(form.columns, kept))
+    return Table(name, title, columns, tuple(sections), (form.note, *changes_notes(groups)))
 
 
 def heading(group: Group, groups: Sequence[Group]) -> str:
@@ -119,16 +104,6 @@ def _told_apart(group: Group, groups: Sequence[Group]) -> bool:
     return len(changes) > 1
 
 
-def about(group: Group) -> dict[str, Value]:
-    """What the CSV says about a group in every row."""
-    return {
-        "experiment": group.experiment,
-        "tiny": group.tiny,
-        "changes": " ".join(group.changes),
-        "metric": group.label,
-    }
-
-
 def changes_notes(groups: Sequence[Group]) -> list[str]:
     """Settings that are not the experiment's defaults and that no heading or row shows."""
     notes: dict[str, None] = {}
@@ -141,9 +116,13 @@ def changes_notes(groups: Sequence[Group]) -> list[str]:
     return [f"Settings other than the experiment's own. {'; '.join(notes)}."] if notes else []
 
 
-MAIN = (
-    *("result", "seeds", "difference", "95 % interval", "p (t)", "p (Wilcoxon)"),
-    *("paper", "paper's difference", "other metrics"),
+MAIN = Form(
+    (
+        *("method", "result", "seeds", "difference", "95 % interval", "p (t)", "p (Wilcoxon)"),
+        *("paper", "paper's difference", "other metrics"),
+    ),
+    "Mean ± standard deviation over seeds; difference to the plain method, paired by seed, with "
+    "its bootstrap interval; p values two-sided, corrected by Holm for the number of methods.",
 )
 
 
@@ -153,7 +132,7 @@ def main_rows(group: Group) -> Rows:
     rows: Rows = []
     for place, row in enumerate(group.rows):
         found = group.comparisons.get(place, NOT_COMPARED)
-        mean, spread = average(row.values.values()), deviation(row.values.values())
+        mean, spread = fmean(row.values.values()), deviation(row.values.values())
         seeds, paired = len(row.values), len(found.seeds)
         partly = f" ({paired} paired)" if place in group.comparisons and paired < seeds else ""
         printed = _paper(group, row.method)
@@ -185,11 +164,16 @@ def _paper(group: Group, method: str) -> float | None:
     return paper.result(group.experiment, group.metric, method, group.rows[0].settings)
 
 
-SIGNIFICANCE = ("p (t)", "Holm", "p (Wilcoxon)", "Holm", "paper")
+SIGNIFICANCE = Form(
+    ("method", "p (t)", "Holm", "p (Wilcoxon)", "Holm", "paper"),
+    "Two-sided, paired by seed. Holm: corrected for the number of methods. The paper's p values "
+    "are not said to be corrected.",
+)
 
 
 def significance_rows(group: Group) -> Rows:
     """P values before and after the correction."""
+    printed = {} if group.tiny else paper.P_VALUES.get(group.experiment, {})
     return [
         (
             name_cell(group.rows[place]),
@@ -197,33 +181,31 @@ def significance_rows(group: Group) -> Rows:
             p_cell("p_t_holm", comparison.t_holm),
             p_cell("p_wilcoxon", comparison.wilcoxon),
             p_cell("p_wilcoxon_holm", comparison.wilcoxon_holm),
-            p_cell("paper", _paper_p(group, group.rows[place].method)),
+            p_cell("paper", printed.get(group.rows[place].method, math.nan)),
         )
         for place, comparison in group.comparisons.items()
         if not (math.isnan(comparison.t) and math.isnan(comparison.wilcoxon))
     ]
 
 
-def _paper_p(group: Group, method: str) -> float:
-    if group.tiny:
-        return math.nan
-    return paper.P_VALUES.get(group.experiment, {}).get(method, math.nan)
-
-
-ABLATION = ("seeds", "best", "average", "paper's best", "paper's average")
+ABLATION = Form(
+    ("method", "seeds", "best", "average", "paper's best", "paper's average"),
+    "Differences to atom modeling with both constraints, below 0 if worse: best seed to best "
+    "seed, and mean to mean.",
+)
 
 
 def ablation_rows(group: Group) -> Rows:
     """Differences between the ablations and atom modeling."""
     sign = 1 if group.higher_is_better else -1
+    known = {} if group.tiny or group.metric != "fid" else paper.ABLATIONS
     rows: Rows = []
     for row in group.rows:
         whole = _with_constraints(group, row)
         if whole is None:
             continue
         ours, full = ([sign * v for v in each.values.values()] for each in (row, whole))
-        best, mean = max(ours) - max(full), average(ours) - average(full)
-        known = {} if group.tiny or group.metric != "fid" else paper.ABLATIONS
+        best, mean = max(ours) - max(full), fmean(ours) - fmean(full)
         printed = known.get(group.experiment, {}).get(row.method, (None, None))
         rows.append(
             (
@@ -249,13 +231,12 @@ def _with_constraints(group: Group, row: Row) -> Row | None:
 
 def name_cell(row: Row) -> Cell:
     """The method's title; in the CSV also its name and weight."""
-    values = {"method": row.method, "weight": row.settings.get("weight")}
-    return Cell(row.title, values)
+    return Cell(row.title, {"method": row.method, "weight": row.settings.get("weight")})
 
 
 def others_cell(row: Row) -> Cell:
     """Means of all metrics except the group's."""
-    means = {name: average(values.values()) for name, values in row.others.items()}
+    means = {name: fmean(values.values()) for name, values in row.others.items()}
     text = ", ".join(f"{name} {value:.4g}" for name, value in means.items())
     return Cell(text or NONE, means)
 
