@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from atomsep.checks import Norm, PositionMap, Scale, ScoreMap
 from atomsep.core.loss import AtomLoss
+from atomsep.functional import DEFAULT_SOFTENING
 from atomsep.hooks.attachment import Attachment, attach
 from atomsep.hooks.targets import Target
 from atomsep.methods.base import Method
@@ -22,8 +23,16 @@ class Atom(Method):
     `neutrality=0` is "w/o constraint 1", `occupancy=0` is "w/o constraint 2".
 
     Args:
-        *settings: those of [`AtomLoss`][atomsep.AtomLoss], in its order or by name.
-        **named: the same.
+        norm: see [`AtomLoss`][atomsep.AtomLoss] for all arguments.
+        scale: "mean" or "sum".
+        neutrality: weight of the first constraint.
+        occupancy: weight of the second constraint.
+        softening: length below which nuclei count as touching.
+        charge: the feature that is the raw score, or a map.
+        position: None for all other features, or a map.
+        pairs: "all" or "sampled".
+        tokens: None for all, or how many random tokens to take per sample.
+        seed: seed of the loss's own generator.
 
     Example:
         >>> import torch
@@ -32,10 +41,23 @@ class Atom(Method):
         0.4391
     """
 
-    @wraps(AtomLoss.__init__)  # type: ignore[misc]
-    def __init__(self, *settings: Any, **named: Any) -> None:
+    def __init__(
+        self,
+        norm: Norm = 2,
+        scale: Scale = "mean",
+        neutrality: float = 1.0,
+        occupancy: float = 1.0,
+        softening: float = DEFAULT_SOFTENING,
+        charge: ScoreMap = 0,
+        position: PositionMap = None,
+        pairs: Literal["all", "sampled"] = "all",
+        tokens: int | None = None,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
-        self.criterion = AtomLoss(*settings, **named)
+        self.criterion = AtomLoss(
+            norm, scale, neutrality, occupancy, softening, charge, position, pairs, tokens, seed
+        )
 
     def loss(
         self, latent: Tensor, labels: Tensor | None, mask: Tensor | None, second: Tensor | None
