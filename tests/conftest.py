@@ -25,7 +25,10 @@ SLOW = {
     *("cli/test_cli.py", "cli/test_demo.py", "cli/test_start.py", "test_examples.py"),
     *(f"core/kernels/test_{name}.py" for name in ("kernel_ops", "origin")),
     *("core/kernels/test_measure_kernels.py", "core/kernels/test_pairs_kernels.py"),
-    *(f"experiments/test_{name}.py" for name in ("full_disk", "own_experiments", "runs", "training")),
+    *(
+        f"experiments/test_{name}.py"
+        for name in ("full_disk", "own_experiments", "runs", "training")
+    ),
     *("experiments/gan/test_fidelity.py", "experiments/gan/test_gan.py"),
     *("experiments/images/test_images.py", "experiments/text/test_text.py"),
     *("experiments/sweeps/test_search.py", "experiments/sweeps/test_sweep.py"),
