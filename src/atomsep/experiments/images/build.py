@@ -10,12 +10,13 @@ import torch
 
 from atomsep.experiments.classification import Classification
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.images.data import Sets, read_digits, read_flowers, read_pets
+from atomsep.experiments.images.data import read_digits, read_flowers, read_pets
 from atomsep.experiments.images.experiments import ImageSettings
 from atomsep.experiments.images.folders import read_imagenet, read_own_images
 from atomsep.experiments.images.models import check_image_model, make_image_model
 from atomsep.experiments.loading import LoaderFeed
 from atomsep.experiments.randomness import seeded
+from atomsep.experiments.samples import Sets
 from atomsep.experiments.task import Context, Task
 from atomsep.methods import METHODS
 

@@ -14,12 +14,13 @@ from atomsep.experiments.classification import Classification
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.loading import LoaderFeed
 from atomsep.experiments.randomness import seeded
+from atomsep.experiments.samples import Sets
 from atomsep.experiments.task import Context, Task
-from atomsep.experiments.text.data import TextSets, read_cola, read_poem
+from atomsep.experiments.text.data import read_cola, read_poem
 from atomsep.experiments.text.experiments import TextSettings
-from atomsep.experiments.text.models import Pad, Tokens, load_encoder
+from atomsep.experiments.text.models import load_encoder, padding, tokenised
 from atomsep.experiments.text.own import read_own_text
-from atomsep.experiments.text.tiny import agreement, read_tiny, verses
+from atomsep.experiments.text.tiny import agreement, verses
 from atomsep.methods import METHODS
 
 
@@ -40,8 +41,8 @@ def build_own(context: Context) -> Task:
 
 def build(
     context: Context,
-    read: Callable[[Context], TextSets],
-    tiny: Callable[[int, int], TextSets],
+    read: Callable[[Context], Sets],
+    tiny: Callable[[int, int], Sets],
     metrics: Callable[[int], Mapping[str, Any]],
 ) -> Task:
     """A classifier with its sentences.
@@ -55,11 +56,15 @@ def build(
     settings: TextSettings = context.settings
     if context.tiny and getattr(settings, "file", None):
         raise ExperimentError("--tiny trains on embedded sentences; omit either --tiny or file=…")
-    train, held_out = read_tiny(context, tiny(192, 64)) if context.tiny else read(context)
+    if context.tiny:
+        train, test = tiny(192, 64)
+        train, held_out = train.with_held_out(test, 0.2, context.validation)
+    else:
+        train, held_out = read(context)
     classes = len(train.classes)
     with seeded(context.seed, "initial weights"), context.fabric.rank_zero_first():
         tokenizer, model = load_encoder(
-            settings.model, classes, train.texts, download=context.download
+            settings.model, classes, train.stored, download=context.download
         )
     if settings.charge == "learned" and "charge" in METHODS[context.method].options:
         with seeded(context.seed, "charge"):
@@ -72,15 +77,15 @@ def build(
         batch=settings.batch,
         seed=context.seed,
         shard=context.shard,
-        collate=Pad(tokenizer),
+        collate=padding(tokenizer),
         pin_memory=context.fabric.device.type == "cuda",
     )  # without workers: the tokens are in memory
     return Classification(
         context,
         model,
         make_optimiser(settings, model),
-        load(Tokens(train, tokenizer, settings.max_length)),
-        load(Tokens(held_out, tokenizer, settings.max_length), shuffle=False).batches,
+        load(tokenised(train, tokenizer, settings.max_length)),
+        load(tokenised(held_out, tokenizer, settings.max_length), shuffle=False).batches,
         partial(metrics, classes),
         features=getattr(model.config, "hidden_size", 0),
         schedule=settings.schedule,
