@@ -7,9 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atomsep.experiments.errors import ExperimentError, unknown
+
+if TYPE_CHECKING:
+    from torch import nn
 
 IMPORTED: list[str] = []
 """Modules that `import_extensions` has imported; the processes of a sweep import them too."""
@@ -76,6 +79,22 @@ def call_entry_point(key: str, text: str, **arguments: Any) -> Any:
         raise ExperimentError(
             f"{key}={text} failed ({type(error).__name__}: {error}); --debug shows where"
         ) from error
+
+
+def make_module(key: str, text: str, **arguments: Any) -> nn.Module:
+    """The module that the function that `package.module:function` names returns.
+
+    Raises:
+        ExperimentError: it cannot be loaded, it raises, or it returns something else.
+    """
+    from torch import nn
+
+    made = call_entry_point(key, text, **arguments)
+    if not isinstance(made, nn.Module):
+        raise ExperimentError(
+            f"{key}={text} must return a torch.nn.Module, not {type(made).__name__}"
+        )
+    return made
 
 
 def _import(option: str, text: str, module: str) -> ModuleType:
