@@ -142,7 +142,7 @@ class _Augmented(Dataset[Any]):
     """
 
     def __init__(
-        self, samples: Samples, augment: Callable[[Any], Any], views: int, seed: int
+        self, samples: Samples, augment: Callable[[Any], Any] | None, views: int, seed: int
     ) -> None:
         self.samples, self.augment, self.views, self.seed = samples, augment, views, seed
 
@@ -161,7 +161,7 @@ class _Augmented(Dataset[Any]):
         views = []
         for purpose in ("augmentation", "second view")[: self.views]:
             with seeded(self.seed, purpose, epoch, index):
-                views.append(self.augment(stored))
+                views.append(stored if self.augment is None else self.augment(stored))
         return (*views, label)
 
 
@@ -183,6 +183,7 @@ class LoaderFeed:
     Args:
         samples: the data set.
         augment: from a stored sample to the model's input; may draw from the global generator.
+            None if they are the same.
         collate: from a list of inputs to a batch of them.
         views: 2 to augment every sample twice.
         skip_unreadable: leave out samples that cannot be loaded, instead of stopping.
@@ -192,7 +193,7 @@ class LoaderFeed:
     def __init__(
         self,
         samples: Samples,
-        augment: Callable[[Any], Any],
+        augment: Callable[[Any], Any] | None = None,
         *,
         batch: int,
         seed: int,

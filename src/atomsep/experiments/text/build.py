@@ -24,21 +24,6 @@ from atomsep.experiments.text.tiny import agreement, verses
 from atomsep.methods import METHODS
 
 
-def build_cola(context: Context) -> Task:
-    """A classifier of CoLA."""
-    return build(context, read_cola, agreement, cola_metrics)
-
-
-def build_poem(context: Context) -> Task:
-    """A classifier of Poem sentiment."""
-    return build(context, read_poem, verses, poem_metrics)
-
-
-def build_own(context: Context) -> Task:
-    """A classifier of the user's own sentences."""
-    return build(context, read_own_text, agreement, own_metrics)
-
-
 def build(
     context: Context,
     read: Callable[[Context], Sets],
@@ -73,7 +58,6 @@ def build(
         context = replace(context, settings=replace(settings, method=options))
     load = partial(
         LoaderFeed,
-        augment=unchanged,
         batch=settings.batch,
         seed=context.seed,
         shard=context.shard,
@@ -92,11 +76,6 @@ def build(
         warmup=settings.warmup,
         clip=settings.clip,
     )
-
-
-def unchanged(stored: Any) -> Any:
-    """Sentences are not augmented."""
-    return stored
 
 
 def make_optimiser(settings: TextSettings, model: nn.Module) -> torch.optim.Optimizer:
@@ -138,3 +117,8 @@ def own_metrics(classes: int) -> Mapping[str, Any]:
     from atomsep.experiments.metrics import F1InTruth
 
     return {**cola_metrics(classes), "f1": F1InTruth(classes)}
+
+
+build_cola = partial(build, read=read_cola, tiny=agreement, metrics=cola_metrics)
+build_poem = partial(build, read=read_poem, tiny=verses, metrics=poem_metrics)
+build_own = partial(build, read=read_own_text, tiny=agreement, metrics=own_metrics)
