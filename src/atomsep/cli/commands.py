@@ -14,22 +14,8 @@ import typer
 from rich.table import Table
 
 import atomsep
-from atomsep.cli.arguments import (
-    MOST,
-    Assignments,
-    CheckpointSeconds,
-    Data,
-    Device,
-    Devices,
-    Download,
-    ExperimentName,
-    Out,
-    Tiny,
-    Workers,
-    chosen_methods,
-    chosen_seeds,
-    default_workers,
-)
+from atomsep.cli import arguments
+from atomsep.cli.arguments import chosen_methods, chosen_seeds, chosen_workers
 from atomsep.cli.display import (
     FORMATS,
     SweepDisplay,
@@ -87,26 +73,26 @@ def root(
 
 @app.command()
 def train(
-    experiment: ExperimentName,
+    experiment: arguments.ExperimentName,
     method: Annotated[str, typer.Option("--method", "-m", help="Name of the method.")] = "atom",
     seed: Annotated[
         int, typer.Option("--seed", "-s", min=0, help="Seed of all random numbers.")
     ] = 0,
-    set_: Assignments = None,
-    tiny: Tiny = False,
+    set_: arguments.Assignments = None,
+    tiny: arguments.Tiny = False,
     validation: Annotated[
         bool,
         typer.Option(
             "--validation", help="Evaluate on held-out training samples, not on the test samples."
         ),
     ] = False,
-    out: Out = Path("runs"),
-    data: Data = Path("data"),
-    download: Download = False,
-    device: Device = "auto",
-    devices: Devices = 1,
-    workers: Workers = None,
-    checkpoint_seconds: CheckpointSeconds = 30.0,
+    out: arguments.Out = Path("runs"),
+    data: arguments.Data = Path("data"),
+    download: arguments.Download = False,
+    device: arguments.Device = "auto",
+    devices: arguments.Devices = 1,
+    workers: arguments.Workers = None,
+    checkpoint_seconds: arguments.CheckpointSeconds = 30.0,
 ) -> None:
     """Train one model with one method and one seed.
 
@@ -127,7 +113,7 @@ def train(
     chosen = find_experiment(experiment)
     key = run_key(chosen, method, seed, set_ or (), tiny=tiny, validation=validation)
     folder = key.folder(out)
-    workers = default_workers(tiny) if workers is None else workers
+    workers = chosen_workers(workers, tiny)
     machine = Machine(device, devices, workers, data, download, checkpoint_seconds)
     result = Run(folder).read_result()
     if result is not None:
@@ -157,16 +143,14 @@ def train(
 
 @app.command()
 def sweep(
-    experiment: ExperimentName,
+    experiment: arguments.ExperimentName,
     methods: Annotated[
         str, typer.Option(help="Names with commas; by default all of the experiment's.")
     ] = "all",
     seeds: Annotated[
         str, typer.Option(help="Number of seeds, or the seeds themselves: 5,7 or 5-9.")
     ] = "3",
-    jobs: Annotated[
-        int, typer.Option("--jobs", "-j", min=1, max=MOST, help="Number of runs at a time.")
-    ] = 1,
+    jobs: arguments.Jobs = 1,
     search: Annotated[
         bool,
         typer.Option(
@@ -178,14 +162,14 @@ def sweep(
     search_seeds: Annotated[
         str, typer.Option(help="Seeds of the search; none may be in --seeds.")
     ] = "100-104",
-    set_: Assignments = None,
-    tiny: Tiny = False,
-    out: Out = Path("runs"),
-    data: Data = Path("data"),
-    download: Download = False,
-    device: Device = "auto",
-    workers: Workers = None,
-    checkpoint_seconds: CheckpointSeconds = 30.0,
+    set_: arguments.Assignments = None,
+    tiny: arguments.Tiny = False,
+    out: arguments.Out = Path("runs"),
+    data: arguments.Data = Path("data"),
+    download: arguments.Download = False,
+    device: arguments.Device = "auto",
+    workers: arguments.Workers = None,
+    checkpoint_seconds: arguments.CheckpointSeconds = 30.0,
 ) -> None:
     """Train several methods over several seeds, in parallel processes.
 
@@ -204,7 +188,7 @@ def sweep(
     console = make_console()
     chosen = find_experiment(experiment)
     names, numbers = chosen_methods(methods, chosen.methods), chosen_seeds(seeds)
-    workers = default_workers(tiny) if workers is None else workers
+    workers = chosen_workers(workers, tiny)
     machine = Machine(device, 1, workers, data, download, checkpoint_seconds)
     assignments = list(set_ or ())
     changes = dict.fromkeys(names, assignments)
