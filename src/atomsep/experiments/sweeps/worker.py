@@ -121,15 +121,11 @@ def work(line: str, answer: Answer) -> dict[str, Any]:
     try:
         import_extensions(trial.get("imports", ()))
         key, root = read_key(trial["key"]), Path(trial["root"])
+        machine = Machine(**{**trial["machine"], "data": Path(trial["machine"]["data"])})
         with logged(key.folder(root)):
-            return _train(key, root, read_machine(trial["machine"]), answer)
+            return _train(key, root, machine, answer)
     except (ExperimentError, OSError) as error:  # no such experiment, or the log cannot be opened
         return {"failed": str(error)}
-
-
-def read_machine(record: Mapping[str, Any]) -> Machine:
-    """The machine that a record describes."""
-    return Machine(**{**record, "data": Path(record["data"])})
 
 
 def _train(key: RunKey, root: Path, machine: Machine, answer: Answer) -> dict[str, Any]:
@@ -156,7 +152,7 @@ def main() -> int:
     """Work until the sweep has no more trials."""
     answers = os.dup(1)
     os.dup2(2, 1)  # nothing else that is printed may look like an answer
-    inbox, threads = Inbox(), torch.get_num_threads()
+    inbox = Inbox()
 
     def answer(message: Mapping[str, Any]) -> None:
         with suppress(BrokenPipeError):  # the sweep has ended; the inbox notices it too
@@ -164,7 +160,6 @@ def main() -> int:
 
     answer({"ready": True})
     for line in inbox:
-        torch.set_num_threads(threads)  # an experiment may have set its own
         inbox.busy = True
         last = work(line, answer)
         inbox.busy = False
