@@ -27,6 +27,7 @@ from atomsep.experiments.entry_points import is_entry_point, make_module
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan.classifier import classifier
 from atomsep.experiments.gan.pictures import Pictures
+from atomsep.experiments.task import Context
 
 INCEPTION_FILE = "weights-inception-2015-12-05-6726825d.pth"
 """File name of the published weights in torch's cache, as torch-fidelity has it."""
@@ -78,32 +79,22 @@ class Features:
         return torch.cat(parts)
 
 
-def find_features(
-    kind: str,
-    weights: str,
-    pictures: Pictures,
-    *,
-    device: torch.device,
-    data: Path | None,
-    download: bool,
-) -> Features:
-    """The features that a setting selects, ready to use.
+def find_features(context: Context, pictures: Pictures) -> Features:
+    """The features that the settings select, ready to use.
 
     Args:
-        kind: "inception", "classifier" or "package.module:function".
-        weights: file of Inception's weights; "" for torch's cache.
+        context: context of the run. Beside its data a classifier is kept, but not in the tiny form.
         pictures: images that a classifier learns from.
-        device: device to compute on.
-        data: folder of the data sets, where a classifier is kept; None not to keep it.
-        download: download Inception's weights if they are missing.
 
     Raises:
         ExperimentError: they are not available; the message says what to do.
     """
+    kind, device = context.settings.features, context.fabric.device
     if kind == "inception":
-        features = Features(kind, inception(weights, download))
+        features = Features(kind, inception(context.settings.features_weights, context.download))
     elif kind == "classifier":
-        features = Features(kind, classifier(pictures, device, data and data / "features"))
+        folder = None if context.tiny else context.data / "features"
+        features = Features(kind, classifier(pictures, device, folder))
     elif is_entry_point(kind):
         features = Features(kind.partition(":")[2], make_module("features", kind))
     else:
