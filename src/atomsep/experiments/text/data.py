@@ -21,6 +21,7 @@ from atomsep.experiments.task import Context
 COLA_URL = "https://nyu-mll.github.io/CoLA/cola_public_1.1.zip"
 COLA_FILES = ("in_domain_train.tsv", "in_domain_dev.tsv", "out_of_domain_dev.tsv")
 COLA_CLASSES = ("unacceptable", "acceptable")
+COLA_LABELS = {"0": 0, "1": 1}
 POEM_URL = "https://raw.githubusercontent.com/google-research-datasets/poem-sentiment/main/data/"
 POEM_FILES = ("train.tsv", "dev.tsv", "test.tsv")
 POEM_CLASSES = ("negative", "positive", "no_impact", "mixed")
@@ -53,17 +54,19 @@ def read_cola(context: Context) -> Sets:
     Raises:
         ExperimentError: the data is missing, or has another form.
     """
-    glue = ("train.tsv", "dev.tsv")
     folders = [context.data / "cola", context.data / "CoLA"]
+    forms = (COLA_FILES, ("train.tsv", "dev.tsv"))
+    places = [(folder, names) for names in forms for folder in folders]
     with context.fabric.rank_zero_first():
-        if context.download and not any(_has(f, n) for f in folders for n in (COLA_FILES, glue)):
+        if context.download and not any(_has(*place) for place in places):
             fetch_cola(folders[0])
-    for names in (COLA_FILES, glue):
-        for folder in folders:
-            if _has(folder, names):
-                train, *dev = (_read_cola_file(folder / name) for name in names)
-                joined = dev[0] + dev[1] if len(dev) > 1 else dev[0]
-                return train.with_held_out(joined, VALIDATION_SHARE, context.validation)
+    for folder, names in places:
+        if _has(folder, names):
+            train, *dev = (
+                _read_rows(folder / name, 4, 3, 1, COLA_LABELS, COLA_CLASSES) for name in names
+            )
+            joined = dev[0] + dev[1] if len(dev) > 1 else dev[0]
+            return train.with_held_out(joined, VALIDATION_SHARE, context.validation)
     raise _missing("CoLA", folders[0], COLA_FILES)
 
 
@@ -116,10 +119,6 @@ def _missing(title: str, folder: Path, names: Sequence[str]) -> ExperimentError:
         f"{what} {folder}, which must hold {', '.join(names)}; fetch {title} with --download, or "
         f"name the folder that holds {folder.name}/ with --data"
     )
-
-
-def _read_cola_file(path: Path) -> Samples:
-    return _read_rows(path, 4, 3, 1, {"0": 0, "1": 1}, COLA_CLASSES)
 
 
 def _read_rows(
