@@ -22,7 +22,6 @@ from atomsep.cli.display import (
     TrainingDisplay,
     make_console,
     print_tables,
-    say,
     search_table,
     write_tables,
 )
@@ -117,7 +116,7 @@ def train(
     machine = Machine(device, devices, workers, data, download, checkpoint_seconds)
     result = Run(folder).read_result()
     if result is not None:
-        say(console, f"This run is finished. To train it again, remove {folder}")
+        console.say(f"This run is finished. To train it again, remove {folder}")
     else:
         from atomsep.experiments.training import train as train_run
 
@@ -125,7 +124,7 @@ def train(
             with TrainingDisplay(console) as display:
                 result = train_run(chosen, key, out, machine, display)
         except StoppedError:
-            say(console, f"Stopped. The same command continues from the checkpoint in {folder}")
+            console.say(f"Stopped. The same command continues from the checkpoint in {folder}")
             raise SystemExit(STOPPED) from None
     table = Table("metric", "value", title=f"{chosen.title}, {method}, seed {seed}")
     for name, value in result["metrics"].items():
@@ -133,12 +132,11 @@ def train(
     console.print(table)
     unreadable = result["unreadable"]
     if unreadable:
-        say(
-            console,
+        console.say(
             f"{len(unreadable)} samples could not be read and were left out, among them "
             f"{unreadable[0]}",
         )
-    say(console, f"All files are in {folder}")
+    console.say(f"All files are in {folder}")
 
 
 @app.command()
@@ -205,7 +203,7 @@ def sweep(
                 )
             console.print(search_table(found))
             for sentence in found.at_an_end(chosen):
-                say(console, sentence)
+                console.say(sentence)
             lost = [name for name in names if name != "plain" and name not in found.weights]
             names = [name for name in names if name not in lost]
             changes = {name: [*assignments, *found.assignments(name)] for name in names}
@@ -217,26 +215,24 @@ def sweep(
         with SweepDisplay(console, "training") as display:
             report = run_sweep(trials, out, machine, jobs, display)
     except StoppedError:
-        say(console, "Stopped. Finished runs are kept; the same command continues")
+        console.say("Stopped. Finished runs are kept; the same command continues")
         raise SystemExit(STOPPED) from None
     for failure in report.failed:
-        say(
-            console,
+        console.say(
             f"Failed: {failure.key.method}, seed {failure.key.seed}: {failure.reason} "
             f"(details in {failure.log})",
         )
     if report.stopped:
-        say(
-            console,
+        console.say(
             f"Stopped with {len(report.results)} of {len(trials)} runs finished; the same command "
             f"continues with the others",
         )
         raise SystemExit(STOPPED)
     if report.results:
         print_tables(report.results, "markdown")
-        say(console, f"{len(report.results)} runs are in {out}; tables: atomsep table {out}")
+        console.say(f"{len(report.results)} runs are in {out}; tables: atomsep table {out}")
     if lost:
-        say(console, f"Left out, because every trial of their search failed: {', '.join(lost)}")
+        console.say(f"Left out, because every trial of their search failed: {', '.join(lost)}")
     if report.failed or lost:
         raise SystemExit(FAILED)
 

@@ -40,21 +40,21 @@ FORMATS = {"markdown": ".md", "latex": ".tex", "csv": ".csv"}
 """Formats of tables, and the endings of their files."""
 
 
-class _SafeConsole(Console):
+class SafeConsole(Console):
     """A console on which text from outside cannot control the terminal; see `printable`."""
 
     def render_str(self, text: str, **options: Any) -> Text:
+        """Text as the console prints it."""
         return super().render_str(printable(text), **options)
 
+    def say(self, sentence: str) -> None:
+        """Print a sentence, without line breaks of the console's own."""
+        self.print(sentence, soft_wrap=True)
 
-def make_console(*, stderr: bool = False, quiet: bool = False) -> Console:
+
+def make_console(*, stderr: bool = False, quiet: bool = False) -> SafeConsole:
     """The console for everything that the command line prints, without markup and colours."""
-    return _SafeConsole(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
-
-
-def say(console: Console, sentence: str) -> None:
-    """Print a sentence, without line breaks of the console's own."""
-    console.print(sentence, soft_wrap=True)
+    return SafeConsole(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
 
 
 def counted(number: int, thing: str) -> str:
@@ -70,7 +70,7 @@ def counted(number: int, thing: str) -> str:
 class _Display:
     """A bar while a `with` block runs, or a line now and then where there is no terminal."""
 
-    def __init__(self, console: Console, *columns: ProgressColumn) -> None:
+    def __init__(self, console: SafeConsole, *columns: ProgressColumn | str) -> None:
         self.console, self.progress = console, Progress(*columns, console=console)
         self.spoken = time.monotonic()
 
@@ -85,19 +85,16 @@ class _Display:
         """Print a line if nobody sees the bar and the last line was long ago."""
         if not self.console.is_terminal and time.monotonic() - self.spoken >= SPEAK_EVERY:
             self.spoken = time.monotonic()
-            say(self.console, sentence)
+            self.console.say(sentence)
 
 
 class TrainingDisplay(_Display, Listener):
     """Shows one run: a bar with the loss's parts, throughput and time left, and the metrics."""
 
-    def __init__(self, console: Console) -> None:
-        columns = (
-            *(BarColumn(20), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn()),
-            *(TextColumn("left"), TextColumn("{task.fields[losses]}", markup=False)),
-            TextColumn("{task.fields[rate]}"),
-        )
-        super().__init__(console, *columns)
+    def __init__(self, console: SafeConsole) -> None:
+        losses = TextColumn("{task.fields[losses]}", markup=False)
+        share, rate = "{task.percentage:>3.0f} %", "{task.fields[rate]}"
+        super().__init__(console, BarColumn(20), share, TimeRemainingColumn(), "left", losses, rate)
         self.bar = self.progress.add_task("", total=None, losses="starting", rate="")
 
     def started(self, key: RunKey, done: int, total: int) -> None:
@@ -105,7 +102,7 @@ class TrainingDisplay(_Display, Listener):
         sentence = f"Training {key.experiment} with {key.method}, seed {key.seed}"
         if done:
             sentence += f", from its checkpoint: {done} of {total} steps are done"
-        say(self.console, sentence)
+        self.console.say(sentence)
         self.progress.update(self.bar, total=total, completed=done, losses="")
 
     def ratio(self, ratio: float) -> None:
@@ -115,8 +112,7 @@ class TrainingDisplay(_Display, Listener):
             hint = ". This is large, and the model may not learn the task: try a smaller weight"
         elif ratio < LOW:
             hint = ". This is small, and may have no effect: try a larger weight"
-        say(
-            self.console,
+        self.console.say(
             f"At the first step the method's loss is {ratio:.3g} times the task's{hint}",
         )
 
@@ -130,17 +126,15 @@ class TrainingDisplay(_Display, Listener):
     def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """Print the metrics after an epoch."""
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        say(self.console, f"After {counted(epoch, 'epoch')}: {numbers}")
+        self.console.say(f"After {counted(epoch, 'epoch')}: {numbers}")
 
 
 class SweepDisplay(_Display):
     """Shows a sweep: one bar for all runs."""
 
-    def __init__(self, console: Console, doing: str) -> None:
-        columns = (
-            *(TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[count]}")),
-            *(TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("left")),
-        )
+    def __init__(self, console: SafeConsole, doing: str) -> None:
+        times = TimeElapsedColumn(), TimeRemainingColumn(), "left"
+        columns = ("{task.description}", BarColumn(20), "{task.fields[count]}", *times)
         super().__init__(console, *columns)
         self.bar = self.progress.add_task(doing, total=None, count="")
 
@@ -175,7 +169,7 @@ def write_tables(results: list[dict[str, Any]], folder: Path) -> None:
     for each in build_tables(results):
         for format, ending in FORMATS.items():
             write_text(folder / f"{each.name}{ending}", getattr(each, format)())
-        say(make_console(), f"{each.title}: {folder / each.name}.md, .tex, .csv")
+        make_console().say(f"{each.title}: {folder / each.name}.md, .tex, .csv")
 
 
 def print_tables(results: list[dict[str, Any]], format: str) -> None:
@@ -183,4 +177,4 @@ def print_tables(results: list[dict[str, Any]], format: str) -> None:
     from atomsep.report.tables import build_tables
 
     texts = [getattr(each, format)().rstrip() for each in build_tables(results)]
-    say(make_console(), "\n\n".join(texts))
+    make_console().say("\n\n".join(texts))

@@ -25,7 +25,6 @@ from atomsep.experiments.registry import find_experiment
 from atomsep.experiments.task import Context, main_metric
 
 
-
 class Means(nn.Module):
     """Six features of an image: means of its channels, left and right."""
 
