@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,10 +41,7 @@ def verses(train: int, test: int) -> Sets:
         words = ("the", MOODS[first][word], NOUNS[noun], VERBS[verb][0], MOODS[second][word])
         return " ".join(words), label
 
-    def unmixed(rng: torch.Generator) -> tuple[str, int]:
-        return make(rng, mixed=False)
-
-    held_out = _generate(unmixed, test, POEM_CLASSES, start=train)
+    held_out = _generate(partial(make, mixed=False), test, POEM_CLASSES, start=train)
     return _generate(make, train, POEM_CLASSES), held_out
 
 
