@@ -134,7 +134,7 @@ def train(
     if unreadable:
         console.say(
             f"{len(unreadable)} samples could not be read and were left out, among them "
-            f"{unreadable[0]}",
+            f"{unreadable[0]}"
         )
     console.say(f"All files are in {folder}")
 
@@ -220,12 +220,12 @@ def sweep(
     for failure in report.failed:
         console.say(
             f"Failed: {failure.key.method}, seed {failure.key.seed}: {failure.reason} "
-            f"(details in {failure.log})",
+            f"(details in {failure.log})"
         )
     if report.stopped:
         console.say(
             f"Stopped with {len(report.results)} of {len(trials)} runs finished; the same command "
-            f"continues with the others",
+            f"continues with the others"
         )
         raise SystemExit(STOPPED)
     if report.results:

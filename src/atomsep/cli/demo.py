@@ -100,7 +100,7 @@ def run(out: Path, keys: Sequence[RunKey], jobs: int, console: SafeConsole) -> i
     if report.stopped:
         console.say(
             f"Stopped with {len(report.results)} of {len(keys)} runs finished. They are kept in "
-            f"{out / 'runs'}; the same command continues from there",
+            f"{out / 'runs'}; the same command continues from there"
         )
         return STOPPED
     for failure in report.failed:
