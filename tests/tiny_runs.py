@@ -28,10 +28,16 @@ def run(
     return result, Run(key.folder(root))
 
 
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics that a run has written so far."""
+    file = Run(folder).metrics
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
 def train_and_check(experiment: Experiment, method: str, root: Path) -> dict[str, float]:
     """Its loss falls and its files are right; returns the metrics."""
     result, on_disk = run(experiment, method, root)
-    lines = on_disk.read_metrics()
+    lines = read_metrics(on_disk.folder)
     losses = [sum(line.get(part, 0) for part in ("cross-entropy", "method")) for line in lines]
     assert losses[-1] < losses[0]
     assert json.loads(on_disk.result.read_text()) == result

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from atomsep.cli.display import make_console, say
+from atomsep.cli.display import make_console
 from atomsep.cli.main import main
 from atomsep.cli.printable import printable
 from atomsep.experiments.registry import find_experiment, run_key
@@ -55,7 +55,7 @@ def test_control_characters_are_written_out_and_all_other_text_stays() -> None:
 
 
 def test_a_sentence_keeps_brackets_and_colons(capsys: pytest.CaptureFixture[str]) -> None:
-    say(make_console(), "[bold]runs[/bold] :smile: " + "x" * 400)
+    make_console().say("[bold]runs[/bold] :smile: " + "x" * 400)
     assert capsys.readouterr().out == "[bold]runs[/bold] :smile: " + "x" * 400 + "\n"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atomsep.experiments.entry_points import call_entry_point, load_entry_point
+from atomsep.experiments.entry_points import call_entry_point
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.images.folders import _returned
 from atomsep.experiments.images.models import check_image_model, make_image_model
@@ -70,7 +70,7 @@ def test_a_model_that_cannot_be_called_is_named(own: str) -> None:
     ("kind", "reason"), [("Tensors", "AttributeError: "), ("Raising", "RuntimeError: not today")]
 )
 def test_a_data_set_of_other_items_is_named(own: str, kind: str, reason: str) -> None:
-    dataset = load_entry_point("folder", f"{own}:{kind}")()
+    dataset = call_entry_point("folder", f"{own}:{kind}")
     with pytest.raises(ExperimentError) as error:
         _returned("entry", [dataset, dataset], validation=False)
     assert "whose items are a Pillow image and a label" in str(error.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.latent import MethodOnLayer
+from atomsep.experiments.machine import Machine, make_fabric
+from atomsep.experiments.settings import Settings
+from atomsep.experiments.task import Context
 from atomsep.methods import METHODS, make_method
 
 LABELS = torch.tensor([0, 0, 1, 1, 0, 1])
@@ -50,6 +54,24 @@ def build(kind: type[nn.Module]) -> Any:
     return kind()
 
 
+def act_on(
+    model: nn.Module,
+    name: str,
+    *,
+    layer: str,
+    weight: float = 1.0,
+    features: int = 0,
+    seed: int = 0,
+    options: dict[str, Any] | None = None,
+    optimiser: torch.optim.Optimizer | None = None,
+) -> MethodOnLayer:
+    settings = Settings(layer=layer, weight=weight, method=options or {})
+    fabric = make_fabric(Machine(device="cpu"), "32-true")
+    optimiser = optimiser or torch.optim.SGD(model.parameters(), lr=0.1)
+    context = Context(settings, name, seed, fabric, Path("data"))
+    return MethodOnLayer(context, model, optimiser, features)
+
+
 def images() -> Tensor:
     return torch.randn(6, 2, 7, 7, generator=torch.Generator().manual_seed(1))
 
@@ -57,7 +79,7 @@ def images() -> Tensor:
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "plain"])
 def test_the_loss_and_its_gradient_are_the_methods_on_the_layers_tokens(name: str) -> None:
     model = build(Convolutions)
-    on_layer = MethodOnLayer(model, name, layer="norm", weight=0.7, features=4)
+    on_layer = act_on(model, name, layer="norm", weight=0.7, features=4)
     torch.manual_seed(5)
     model(images())
     loss = on_layer.loss(LABELS, lambda: model(images() + 0.1))
@@ -82,13 +104,13 @@ def test_the_loss_and_its_gradient_are_the_methods_on_the_layers_tokens(name: st
 def test_the_models_output_stays_the_same(name: str) -> None:
     expected = build(Convolutions).eval()(images())
     model = build(Convolutions).eval()
-    MethodOnLayer(model, name, layer="norm")
+    act_on(model, name, layer="norm")
     torch.testing.assert_close(model(images()), expected)
 
 
 def test_vector_quantisation_passes_its_codes_on() -> None:
     model = build(Convolutions).eval()
-    on_layer = MethodOnLayer(model, "vq", layer="norm", features=4, options={"codes": 8})
+    on_layer = act_on(model, "vq", layer="norm", features=4, options={"codes": 8})
     seen = []
     model.head.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     model(images())
@@ -104,7 +126,7 @@ def test_padding_has_no_influence() -> None:
     losses = []
     for fill in (0, 7):
         model = build(Words)
-        on_layer = MethodOnLayer(model, "hinge-2", layer="mix")
+        on_layer = act_on(model, "hinge-2", layer="mix")
         model(ids.masked_fill(~mask, fill), attention_mask=mask.long())
         losses.append(on_layer.loss(LABELS))
     assert losses[0] is not None
@@ -112,7 +134,7 @@ def test_padding_has_no_influence() -> None:
 
 
 def test_the_plain_method_adds_nothing() -> None:
-    on_layer = MethodOnLayer(build(Convolutions), "plain", layer="no such layer")
+    on_layer = act_on(build(Convolutions), "plain", layer="no such layer")
     assert on_layer.loss(LABELS) is None
     assert on_layer.state_dict() == {}
 
@@ -129,20 +151,19 @@ def test_the_plain_method_adds_nothing() -> None:
 )
 def test_what_does_not_fit_is_a_sentence(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ExperimentError, match=message):
-        MethodOnLayer(build(Convolutions), name, **options)
+        act_on(build(Convolutions), name, **options)
 
 
 def test_the_state_holds_parameters_and_draws() -> None:
     sampled = {"pairs": "sampled"}
     first, second = (
-        MethodOnLayer(build(Convolutions), "atom", layer="norm", options=sampled) for _ in range(2)
+        act_on(build(Convolutions), "atom", layer="norm", options=sampled) for _ in range(2)
     )
     first.method.criterion.draws = 7  # type: ignore[union-attr]
     second.load_state_dict(first.state_dict())
     assert second.method.criterion.draws == 7  # type: ignore[union-attr]
     codes = [
-        MethodOnLayer(build(Convolutions), "vq", layer="norm", features=4, seed=seed)
-        for seed in (0, 1)
+        act_on(build(Convolutions), "vq", layer="norm", features=4, seed=seed) for seed in (0, 1)
     ]
     assert not torch.equal(codes[0].method.codes, codes[1].method.codes)  # type: ignore[union-attr]
     codes[1].load_state_dict(codes[0].state_dict())
@@ -153,9 +174,8 @@ def test_the_state_holds_parameters_and_draws() -> None:
 def test_a_method_learns_the_width_of_its_layer(layer: str, expected: int) -> None:
     model = build(Convolutions)
     model.both = nn.ModuleList([nn.Linear(2, 3), nn.Linear(3, 2)])  # which one is not certain
-    on_layer = MethodOnLayer(model, "vq", layer=layer, features=9)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    on_layer.join(optimiser, torch.device("cpu"))
+    act_on(model, "vq", layer=layer, features=9, optimiser=optimiser)
     [codes] = optimiser.param_groups[1]["params"]
     assert codes.shape == (512, expected)
 
@@ -170,6 +190,6 @@ def test_outputs_that_are_objects_are_kept() -> None:
             return SimpleNamespace(logits=self.layer(tokens).mean(1))
 
     model = Wrapped()
-    on_layer = MethodOnLayer(model, "sscl", layer="layer")
+    on_layer = act_on(model, "sscl", layer="layer")
     model(torch.randn(3, 5, 3))
     assert on_layer.loss(None) is not None

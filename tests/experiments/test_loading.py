@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,33 +19,27 @@ from atomsep.experiments.loading import (
     UnreadableSampleError,
     epoch_batches,
 )
+from atomsep.experiments.samples import Samples
 
 
-class Numbers:
+def read(broken: Sequence[int], index: int) -> float:
+    if index in broken:
+        raise OSError("image file is truncated")
+    return float(index)
+
+
+def numbers(count: int, broken: Sequence[int] = (), label: int | None = None) -> Samples:
     """Samples that are their own index; some cannot be read."""
-
-    classes: Sequence[str] = ("even", "odd")
-
-    def __init__(self, count: int, broken: Sequence[int] = (), label: int | None = None) -> None:
-        self.count, self.broken, self.label = count, broken, label
-
-    def __len__(self) -> int:
-        return self.count
-
-    def load(self, index: int) -> tuple[float, int]:
-        if index in self.broken:
-            raise OSError("image file is truncated")
-        return float(index), index % 2 if self.label is None else self.label
-
-    def name(self, index: int) -> str:
-        return f"number-{index}.png"
+    labels = [index % 2 if label is None else label for index in range(count)]
+    names = [f"number-{index}.png" for index in range(count)]
+    return Samples(list(range(count)), labels, ("even", "odd"), names, partial(read, broken))
 
 
 def noisy(value: float) -> Tensor:
     return torch.tensor(value) + torch.rand(())
 
 
-def feed(samples: Numbers, **options: Any) -> LoaderFeed:
+def feed(samples: Samples, **options: Any) -> LoaderFeed:
     return LoaderFeed(samples, noisy, **{"batch": 4, "seed": 0, **options})
 
 
@@ -75,7 +70,7 @@ def test_processes_share_every_batch() -> None:
 def test_batches_can_start_anywhere_in_an_epoch(start: int) -> None:
     values = torch.arange(12.0)
     tensors = TensorFeed(values, values.long() % 2, batch=4, seed=0, second=_noise)
-    loader = feed(Numbers(12), views=2)
+    loader = feed(numbers(12), views=2)
     for source in (tensors, loader):
         whole = list(source.batches(3, 0))
         rest = list(source.batches(3, start))
@@ -91,12 +86,12 @@ def _noise(values: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def test_loading_processes_make_no_difference() -> None:
-    alone = inputs(feed(Numbers(12)).batches(1))
-    assert inputs(feed(Numbers(12), workers=2).batches(1)) == alone
+    alone = inputs(feed(numbers(12)).batches(1))
+    assert inputs(feed(numbers(12), workers=2).batches(1)) == alone
 
 
 def test_the_second_view_leaves_the_first_as_it_is() -> None:
-    one, two = feed(Numbers(8)), feed(Numbers(8), views=2)
+    one, two = feed(numbers(8)), feed(numbers(8), views=2)
     for a, b in zip(one.batches(0), two.batches(0), strict=True):
         assert torch.equal(a.inputs, b.inputs)
         assert a.second is None
@@ -105,7 +100,7 @@ def test_the_second_view_leaves_the_first_as_it_is() -> None:
 
 
 def test_a_sample_is_augmented_differently_in_every_epoch() -> None:
-    source = feed(Numbers(8), batch=8)
+    source = feed(numbers(8), batch=8)
     by_epoch = [dict(zip(*_floors(next(iter(source.batches(e)))), strict=True)) for e in (0, 1)]
     assert all(by_epoch[0][index] != by_epoch[1][index] for index in range(8))
 
@@ -116,19 +111,19 @@ def _floors(batch: Batch) -> tuple[list[int], list[float]]:
 
 def test_loading_leaves_the_global_generator_alone() -> None:
     before = torch.random.get_rng_state()
-    list(feed(Numbers(8), views=2).batches(0))
+    list(feed(numbers(8), views=2).batches(0))
     assert torch.equal(before, torch.random.get_rng_state())
 
 
 def test_evaluation_sees_every_sample_once_and_in_order() -> None:
-    values = torch.cat([b.inputs for b in feed(Numbers(9), shuffle=False).batches()])
+    values = torch.cat([b.inputs for b in feed(numbers(9), shuffle=False).batches()])
     assert values.floor().tolist() == list(range(9))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_sample_that_cannot_be_read_stops_with_its_name(workers: int) -> None:
     with pytest.raises(UnreadableSampleError) as error:
-        list(feed(Numbers(8, broken=[3]), workers=workers).batches(0))
+        list(feed(numbers(8, broken=[3]), workers=workers).batches(0))
     assert str(error.value) == (
         "number-3.png (image file is truncated) cannot be read; repair or remove it, or leave out "
         "such samples with --set unreadable=skip"
@@ -136,7 +131,7 @@ def test_a_sample_that_cannot_be_read_stops_with_its_name(workers: int) -> None:
 
 
 def test_a_sample_that_cannot_be_read_can_be_left_out_and_is_named() -> None:
-    batches = list(feed(Numbers(8, broken=[3, 5]), skip_unreadable=True).batches(0))
+    batches = list(feed(numbers(8, broken=[3, 5]), skip_unreadable=True).batches(0))
     assert sum(len(batch.labels) for batch in batches) == 6
     names = sorted(name.split()[0] for batch in batches for name in batch.unreadable)
     assert names == ["number-3.png", "number-5.png"]
@@ -144,9 +139,9 @@ def test_a_sample_that_cannot_be_read_can_be_left_out_and_is_named() -> None:
 
 def test_a_whole_batch_that_cannot_be_read_is_an_error() -> None:
     with pytest.raises(UnreadableSampleError, match="none of the samples of a batch can be read"):
-        list(feed(Numbers(4, broken=range(4)), skip_unreadable=True).batches(0))
+        list(feed(numbers(4, broken=range(4)), skip_unreadable=True).batches(0))
 
 
 def test_a_label_out_of_range_is_named() -> None:
     with pytest.raises(ExperimentError, match="label 2, but there are 2 classes"):
-        list(feed(Numbers(4, label=2)).batches(0))
+        list(feed(numbers(4, label=2)).batches(0))

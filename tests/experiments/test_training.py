@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from processes import start
+from tiny_runs import read_metrics
 from torch import Tensor
 
 from atomsep.experiments.errors import ExperimentError
@@ -70,7 +71,7 @@ def test_the_result_file_tells_the_whole_story(tmp_path: Path) -> None:
     assert result["commit"] is None or len(result["commit"].rstrip("+")) == 40
     assert result["loss_ratio"] > 0
     assert result["tiny"] is True
-    lines = Run(folder).read_metrics()
+    lines = read_metrics(folder)
     assert [line["epoch"] for line in lines] == [1, 2]
     assert lines[-1] == result["last_epoch"]
     assert not (folder / "checkpoint.pt").exists()
@@ -80,7 +81,7 @@ def test_the_result_file_tells_the_whole_story(tmp_path: Path) -> None:
 def test_the_result_can_be_the_mean_over_the_last_epochs(tmp_path: Path) -> None:
     key = tiny("plain", 0, "epochs=4", "average_last=3")
     result = run(key, tmp_path)
-    lines = Run(key.folder(tmp_path)).read_metrics()
+    lines = read_metrics(key.folder(tmp_path))
     assert ["metrics" in line for line in lines] == [False, True, True, True]
     accuracies = [line["metrics"]["accuracy"] for line in lines[1:]]
     assert len(set(accuracies)) > 1
@@ -172,7 +173,7 @@ def test_a_crashed_run_continues_and_ends_bit_for_bit_as_an_unbroken_one(
             train(SYNTHETIC, key, tmp_path / "broken", machine, StopAt(epoch))
     broken = train(SYNTHETIC, key, tmp_path / "broken", machine)
     assert broken["metrics"] == unbroken["metrics"]
-    lines = [Run(key.folder(tmp_path / each)).read_metrics() for each in ("unbroken", "broken")]
+    lines = [read_metrics(key.folder(tmp_path / each)) for each in ("unbroken", "broken")]
     assert [without_times(x) for x in lines[0]] == [without_times(x) for x in lines[1]]
     for name, value in weights(key, tmp_path / "broken").items():
         assert torch.equal(value, weights(key, tmp_path / "unbroken")[name]), name
@@ -257,9 +258,9 @@ def test_killed_at_any_moment_it_ends_the_same(tmp_path: Path) -> None:
     root = tmp_path / "killed"
     folder = key.folder(root)
     for _ in range(3):
-        before = len(Run(folder).read_metrics())
+        before = len(read_metrics(folder))
         process = start(train_with_checkpoints, key, root)
-        while len(Run(folder).read_metrics()) <= before + 2 and process.is_alive():
+        while len(read_metrics(folder)) <= before + 2 and process.is_alive():
             time.sleep(0.005)
         process.kill()
         process.join()
@@ -280,7 +281,7 @@ def test_interrupted_it_stops_between_steps_with_a_checkpoint(tmp_path: Path) ->
     key = tiny("plain", 0, "epochs=2000")
 
     def interrupt() -> None:
-        while not Run(key.folder(tmp_path)).read_metrics():
+        while not read_metrics(key.folder(tmp_path)):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 

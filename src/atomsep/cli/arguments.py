@@ -33,6 +33,9 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Devices = Annotated[
     int, typer.Option(min=1, max=MOST, help="Number of devices, for data-parallel training.")
 ]
+Jobs = Annotated[
+    int, typer.Option("--jobs", "-j", min=1, max=MOST, help="Number of runs at a time.")
+]
 Workers = Annotated[
     int | None,
     typer.Option(
@@ -47,9 +50,9 @@ MOST_SEEDS = 10_000
 """Seeds that a command takes at most."""
 
 
-def default_workers(tiny: bool) -> int:
-    """Number of loading processes where none is given."""
-    return 0 if tiny else min(4, os.cpu_count() or 1)
+def chosen_workers(workers: int | None, tiny: bool) -> int:
+    """Number of loading processes, which is None where it is not given."""
+    return workers if workers is not None else 0 if tiny else min(4, os.cpu_count() or 1)
 
 
 def chosen_methods(text: str, known: Sequence[str]) -> list[str]:

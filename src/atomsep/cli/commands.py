@@ -14,29 +14,14 @@ import typer
 from rich.table import Table
 
 import atomsep
-from atomsep.cli.arguments import (
-    MOST,
-    Assignments,
-    CheckpointSeconds,
-    Data,
-    Device,
-    Devices,
-    Download,
-    ExperimentName,
-    Out,
-    Tiny,
-    Workers,
-    chosen_methods,
-    chosen_seeds,
-    default_workers,
-)
+from atomsep.cli import arguments
+from atomsep.cli.arguments import chosen_methods, chosen_seeds, chosen_workers
 from atomsep.cli.display import (
     FORMATS,
     SweepDisplay,
     TrainingDisplay,
     make_console,
     print_tables,
-    say,
     search_table,
     write_tables,
 )
@@ -87,26 +72,26 @@ def root(
 
 @app.command()
 def train(
-    experiment: ExperimentName,
+    experiment: arguments.ExperimentName,
     method: Annotated[str, typer.Option("--method", "-m", help="Name of the method.")] = "atom",
     seed: Annotated[
         int, typer.Option("--seed", "-s", min=0, help="Seed of all random numbers.")
     ] = 0,
-    set_: Assignments = None,
-    tiny: Tiny = False,
+    set_: arguments.Assignments = None,
+    tiny: arguments.Tiny = False,
     validation: Annotated[
         bool,
         typer.Option(
             "--validation", help="Evaluate on held-out training samples, not on the test samples."
         ),
     ] = False,
-    out: Out = Path("runs"),
-    data: Data = Path("data"),
-    download: Download = False,
-    device: Device = "auto",
-    devices: Devices = 1,
-    workers: Workers = None,
-    checkpoint_seconds: CheckpointSeconds = 30.0,
+    out: arguments.Out = Path("runs"),
+    data: arguments.Data = Path("data"),
+    download: arguments.Download = False,
+    device: arguments.Device = "auto",
+    devices: arguments.Devices = 1,
+    workers: arguments.Workers = None,
+    checkpoint_seconds: arguments.CheckpointSeconds = 30.0,
 ) -> None:
     """Train one model with one method and one seed.
 
@@ -127,11 +112,11 @@ def train(
     chosen = find_experiment(experiment)
     key = run_key(chosen, method, seed, set_ or (), tiny=tiny, validation=validation)
     folder = key.folder(out)
-    workers = default_workers(tiny) if workers is None else workers
+    workers = chosen_workers(workers, tiny)
     machine = Machine(device, devices, workers, data, download, checkpoint_seconds)
     result = Run(folder).read_result()
     if result is not None:
-        say(console, f"This run is finished. To train it again, remove {folder}")
+        console.say(f"This run is finished. To train it again, remove {folder}")
     else:
         from atomsep.experiments.training import train as train_run
 
@@ -139,7 +124,7 @@ def train(
             with TrainingDisplay(console) as display:
                 result = train_run(chosen, key, out, machine, display)
         except StoppedError:
-            say(console, f"Stopped. The same command continues from the checkpoint in {folder}")
+            console.say(f"Stopped. The same command continues from the checkpoint in {folder}")
             raise SystemExit(STOPPED) from None
     table = Table("metric", "value", title=f"{chosen.title}, {method}, seed {seed}")
     for name, value in result["metrics"].items():
@@ -147,26 +132,23 @@ def train(
     console.print(table)
     unreadable = result["unreadable"]
     if unreadable:
-        say(
-            console,
+        console.say(
             f"{len(unreadable)} samples could not be read and were left out, among them "
-            f"{unreadable[0]}",
+            f"{unreadable[0]}"
         )
-    say(console, f"All files are in {folder}")
+    console.say(f"All files are in {folder}")
 
 
 @app.command()
 def sweep(
-    experiment: ExperimentName,
+    experiment: arguments.ExperimentName,
     methods: Annotated[
         str, typer.Option(help="Names with commas; by default all of the experiment's.")
     ] = "all",
     seeds: Annotated[
         str, typer.Option(help="Number of seeds, or the seeds themselves: 5,7 or 5-9.")
     ] = "3",
-    jobs: Annotated[
-        int, typer.Option("--jobs", "-j", min=1, max=MOST, help="Number of runs at a time.")
-    ] = 1,
+    jobs: arguments.Jobs = 1,
     search: Annotated[
         bool,
         typer.Option(
@@ -178,14 +160,14 @@ def sweep(
     search_seeds: Annotated[
         str, typer.Option(help="Seeds of the search; none may be in --seeds.")
     ] = "100-104",
-    set_: Assignments = None,
-    tiny: Tiny = False,
-    out: Out = Path("runs"),
-    data: Data = Path("data"),
-    download: Download = False,
-    device: Device = "auto",
-    workers: Workers = None,
-    checkpoint_seconds: CheckpointSeconds = 30.0,
+    set_: arguments.Assignments = None,
+    tiny: arguments.Tiny = False,
+    out: arguments.Out = Path("runs"),
+    data: arguments.Data = Path("data"),
+    download: arguments.Download = False,
+    device: arguments.Device = "auto",
+    workers: arguments.Workers = None,
+    checkpoint_seconds: arguments.CheckpointSeconds = 30.0,
 ) -> None:
     """Train several methods over several seeds, in parallel processes.
 
@@ -204,7 +186,7 @@ def sweep(
     console = make_console()
     chosen = find_experiment(experiment)
     names, numbers = chosen_methods(methods, chosen.methods), chosen_seeds(seeds)
-    workers = default_workers(tiny) if workers is None else workers
+    workers = chosen_workers(workers, tiny)
     machine = Machine(device, 1, workers, data, download, checkpoint_seconds)
     assignments = list(set_ or ())
     changes = dict.fromkeys(names, assignments)
@@ -221,7 +203,7 @@ def sweep(
                 )
             console.print(search_table(found))
             for sentence in found.at_an_end(chosen):
-                say(console, sentence)
+                console.say(sentence)
             lost = [name for name in names if name != "plain" and name not in found.weights]
             names = [name for name in names if name not in lost]
             changes = {name: [*assignments, *found.assignments(name)] for name in names}
@@ -233,26 +215,24 @@ def sweep(
         with SweepDisplay(console, "training") as display:
             report = run_sweep(trials, out, machine, jobs, display)
     except StoppedError:
-        say(console, "Stopped. Finished runs are kept; the same command continues")
+        console.say("Stopped. Finished runs are kept; the same command continues")
         raise SystemExit(STOPPED) from None
     for failure in report.failed:
-        say(
-            console,
+        console.say(
             f"Failed: {failure.key.method}, seed {failure.key.seed}: {failure.reason} "
-            f"(details in {failure.log})",
+            f"(details in {failure.log})"
         )
     if report.stopped:
-        say(
-            console,
+        console.say(
             f"Stopped with {len(report.results)} of {len(trials)} runs finished; the same command "
-            f"continues with the others",
+            f"continues with the others"
         )
         raise SystemExit(STOPPED)
     if report.results:
         print_tables(report.results, "markdown")
-        say(console, f"{len(report.results)} runs are in {out}; tables: atomsep table {out}")
+        console.say(f"{len(report.results)} runs are in {out}; tables: atomsep table {out}")
     if lost:
-        say(console, f"Left out, because every trial of their search failed: {', '.join(lost)}")
+        console.say(f"Left out, because every trial of their search failed: {', '.join(lost)}")
     if report.failed or lost:
         raise SystemExit(FAILED)
 

@@ -16,11 +16,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from atomsep.cli.arguments import MOST_SEEDS
-from atomsep.cli.display import SweepDisplay, counted, make_console, say
+from atomsep.cli.display import SafeConsole, SweepDisplay, counted, make_console
 from atomsep.cli.main import FAILED, STOPPED
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.files import write_text
@@ -88,7 +87,7 @@ def of_complete_seeds(
     return [result for result in results if seeds.count(result["seed"]) == methods]
 
 
-def run(out: Path, keys: Sequence[RunKey], jobs: int, console: Console) -> int:
+def run(out: Path, keys: Sequence[RunKey], jobs: int, console: SafeConsole) -> int:
     """Train, print the table, write the files; returns the exit status."""
     from atomsep.experiments.synthetic.mixtures import bayes_rate
 
@@ -100,21 +99,20 @@ def run(out: Path, keys: Sequence[RunKey], jobs: int, console: Console) -> int:
     if complete:
         console.print(accuracy_table(group_results(complete)[0], bayes))
     if report.stopped:
-        say(
-            console,
+        console.say(
             f"Stopped with {len(report.results)} of {len(keys)} runs finished. They are kept in "
-            f"{out / 'runs'}; the same command continues from there",
+            f"{out / 'runs'}; the same command continues from there"
         )
         return STOPPED
     for failure in report.failed:
         who = f"{failure.key.method}, seed {failure.key.seed}"
-        say(console, f"{who} failed: {failure.reason} (details in {failure.log})")
+        console.say(f"{who} failed: {failure.reason} (details in {failure.log})")
     if not report.results:
         return FAILED
     if report.skipped:
-        say(console, f"{report.skipped} of {counted(len(keys), 'run')} were finished before")
+        console.say(f"{report.skipped} of {counted(len(keys), 'run')} were finished before")
     names = ", ".join(path.name for path in write_files(out, report, keys, bayes))
-    say(console, f"Written to {out}: {names}")
+    console.say(f"Written to {out}: {names}")
     return FAILED if report.failed else 0
 
 
@@ -150,10 +148,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(options.out, keys, options.jobs, make_console())
     except (ExperimentError, OSError) as error:
-        say(make_console(stderr=True), f"The demo cannot continue: {error}")
+        make_console(stderr=True).say(f"The demo cannot continue: {error}")
         return FAILED
     except KeyboardInterrupt:
-        say(make_console(), "Stopped.")
+        make_console().say("Stopped.")
         return STOPPED
 
 

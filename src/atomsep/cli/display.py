@@ -24,8 +24,6 @@ from atomsep.experiments.files import write_text, writing
 from atomsep.experiments.progress import Listener
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from atomsep.experiments.runs import RunKey
     from atomsep.experiments.sweeps.search import Search
     from atomsep.experiments.sweeps.sweep import Event
@@ -40,21 +38,21 @@ FORMATS = {"markdown": ".md", "latex": ".tex", "csv": ".csv"}
 """Formats of tables, and the endings of their files."""
 
 
-class _SafeConsole(Console):
+class SafeConsole(Console):
     """A console on which text from outside cannot control the terminal; see `printable`."""
 
     def render_str(self, text: str, **options: Any) -> Text:
+        """Text as the console prints it."""
         return super().render_str(printable(text), **options)
 
+    def say(self, sentence: str) -> None:
+        """Print a sentence, without line breaks of the console's own."""
+        self.print(sentence, soft_wrap=True)
 
-def make_console(*, stderr: bool = False, quiet: bool = False) -> Console:
+
+def make_console(*, stderr: bool = False, quiet: bool = False) -> SafeConsole:
     """The console for everything that the command line prints, without markup and colours."""
-    return _SafeConsole(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
-
-
-def say(console: Console, sentence: str) -> None:
-    """Print a sentence, without line breaks of the console's own."""
-    console.print(sentence, soft_wrap=True)
+    return SafeConsole(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
 
 
 def counted(number: int, thing: str) -> str:
@@ -67,46 +65,36 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-class _Display:
+class _Display(Progress):
     """A bar while a `with` block runs, or a line now and then where there is no terminal."""
 
-    def __init__(self, console: Console, *columns: ProgressColumn) -> None:
-        self.console, self.progress = console, Progress(*columns, console=console)
-        self.spoken = time.monotonic()
-
-    def __enter__(self) -> Self:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.progress.stop()
+    def __init__(self, console: SafeConsole, *columns: ProgressColumn | str) -> None:
+        super().__init__(*columns, console=console)
+        self.say, self.spoken = console.say, time.monotonic()
 
     def say_now_and_then(self, sentence: str) -> None:
         """Print a line if nobody sees the bar and the last line was long ago."""
         if not self.console.is_terminal and time.monotonic() - self.spoken >= SPEAK_EVERY:
             self.spoken = time.monotonic()
-            say(self.console, sentence)
+            self.say(sentence)
 
 
 class TrainingDisplay(_Display, Listener):
     """Shows one run: a bar with the loss's parts, throughput and time left, and the metrics."""
 
-    def __init__(self, console: Console) -> None:
-        columns = (
-            *(BarColumn(20), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn()),
-            *(TextColumn("left"), TextColumn("{task.fields[losses]}", markup=False)),
-            TextColumn("{task.fields[rate]}"),
-        )
-        super().__init__(console, *columns)
-        self.bar = self.progress.add_task("", total=None, losses="starting", rate="")
+    def __init__(self, console: SafeConsole) -> None:
+        losses = TextColumn("{task.fields[losses]}", markup=False)
+        share, rate = "{task.percentage:>3.0f} %", "{task.fields[rate]}"
+        super().__init__(console, BarColumn(20), share, TimeRemainingColumn(), "left", losses, rate)
+        self.bar = self.add_task("", total=None, losses="starting", rate="")
 
     def started(self, key: RunKey, done: int, total: int) -> None:
         """Draw the bar."""
         sentence = f"Training {key.experiment} with {key.method}, seed {key.seed}"
         if done:
             sentence += f", from its checkpoint: {done} of {total} steps are done"
-        say(self.console, sentence)
-        self.progress.update(self.bar, total=total, completed=done, losses="")
+        self.say(sentence)
+        self.update(self.bar, total=total, completed=done, losses="")
 
     def ratio(self, ratio: float) -> None:
         """Print the size of the method's loss relative to the task's, with a hint if it is odd."""
@@ -115,41 +103,36 @@ class TrainingDisplay(_Display, Listener):
             hint = ". This is large, and the model may not learn the task: try a smaller weight"
         elif ratio < LOW:
             hint = ". This is small, and may have no effect: try a larger weight"
-        say(
-            self.console,
-            f"At the first step the method's loss is {ratio:.3g} times the task's{hint}",
-        )
+        self.say(f"At the first step the method's loss is {ratio:.3g} times the task's{hint}")
 
     def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
         """Move the bar."""
         losses = printable(", ".join(f"{name} {value:.3g}" for name, value in parts.items()))
         speed = f"{rate:,.0f} samples/s"
-        self.progress.update(self.bar, completed=done, losses=losses, rate=speed)
+        self.update(self.bar, completed=done, losses=losses, rate=speed)
         self.say_now_and_then(f"{done} of {total} steps: {losses}; {speed}")
 
     def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """Print the metrics after an epoch."""
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        say(self.console, f"After {counted(epoch, 'epoch')}: {numbers}")
+        self.say(f"After {counted(epoch, 'epoch')}: {numbers}")
 
 
 class SweepDisplay(_Display):
     """Shows a sweep: one bar for all runs."""
 
-    def __init__(self, console: Console, doing: str) -> None:
-        columns = (
-            *(TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[count]}")),
-            *(TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("left")),
-        )
+    def __init__(self, console: SafeConsole, doing: str) -> None:
+        times = TimeElapsedColumn(), TimeRemainingColumn(), "left"
+        columns = ("{task.description}", BarColumn(20), "{task.fields[count]}", *times)
         super().__init__(console, *columns)
-        self.bar = self.progress.add_task(doing, total=None, count="")
+        self.bar = self.add_task(doing, total=None, count="")
 
     def __call__(self, event: Event) -> None:
         """Move the bar."""
         count = f"{int(event.done)} of {event.total}"
         if event.failed:
             count += f", {event.failed} failed"
-        self.progress.update(self.bar, completed=event.done, total=event.total, count=count)
+        self.update(self.bar, completed=event.done, total=event.total, count=count)
         self.say_now_and_then(f"{count} runs")
 
 
@@ -175,7 +158,7 @@ def write_tables(results: list[dict[str, Any]], folder: Path) -> None:
     for each in build_tables(results):
         for format, ending in FORMATS.items():
             write_text(folder / f"{each.name}{ending}", getattr(each, format)())
-        say(make_console(), f"{each.title}: {folder / each.name}.md, .tex, .csv")
+        make_console().say(f"{each.title}: {folder / each.name}.md, .tex, .csv")
 
 
 def print_tables(results: list[dict[str, Any]], format: str) -> None:
@@ -183,4 +166,4 @@ def print_tables(results: list[dict[str, Any]], format: str) -> None:
     from atomsep.report.tables import build_tables
 
     texts = [getattr(each, format)().rstrip() for each in build_tables(results)]
-    say(make_console(), "\n\n".join(texts))
+    make_console().say("\n\n".join(texts))

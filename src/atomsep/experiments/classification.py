@@ -71,22 +71,12 @@ class Classification(Task):
         super().__init__()
         if not 0 <= warmup < 1:
             raise ExperimentError(f"warmup must be a share below 1, not {warmup}")
-        settings, self.fabric = context.settings, context.fabric
-        self.seed, self.rate = context.seed, settings.learning_rate
+        self.fabric, self.seed = context.fabric, context.seed
+        self.rate = context.settings.learning_rate
         self.feed, self.held_out, self.metrics = feed, held_out, metrics
         self.schedule, self.warmup, self.clip = schedule, warmup, clip
         self.steps = feed.steps
-        self.on_layer = MethodOnLayer(
-            model,
-            context.method,
-            layer=settings.layer,
-            layout=settings.layout,
-            weight=settings.weight,
-            features=features,
-            seed=context.seed,
-            options=settings.method,
-        )
-        self.on_layer.join(optimiser, self.fabric.device)
+        self.on_layer = MethodOnLayer(context, model, optimiser, features)
         self.inner = model
         self.model, self.optimiser = self.fabric.setup(model, optimiser)
 
@@ -103,17 +93,14 @@ class Classification(Task):
         if not self.inner.training:  # setting it takes as long as a small model's forward
             self.model.train()
         task_loss = nn.functional.cross_entropy(self.logits(batch.inputs), batch.labels)
-        method_loss = self.on_layer.loss(batch.labels, lambda: self._second_view(batch, progress))
         self.optimiser.zero_grad()
-        self.fabric.backward(task_loss if method_loss is None else task_loss + method_loss)
-        self.on_layer.average_gradients(self.fabric)
+        method = self.on_layer.backward(
+            task_loss, batch.labels, lambda: self._second_view(batch, progress)
+        )
         if self.clip:
             self.fabric.clip_gradients(self.model, self.optimiser, max_norm=self.clip)
         self.optimiser.step()
-        parts = {"cross-entropy": task_loss.detach()}
-        if method_loss is not None:
-            parts["method"] = method_loss.detach()
-        return parts
+        return {"cross-entropy": task_loss.detach(), **method}
 
     def logits(self, inputs: Any, model: nn.Module | None = None) -> Tensor:
         """The model's logits for a batch."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atomsep.experiments.errors import ExperimentError, unknown
+
+if TYPE_CHECKING:
+    from torch import nn
 
 IMPORTED: list[str] = []
 """Modules that `import_extensions` has imported; the processes of a sweep import them too."""
@@ -38,19 +41,20 @@ def is_entry_point(text: str) -> bool:
     return bool(colon) and function.isidentifier() and all(map(str.isidentifier, module.split(".")))
 
 
-def load_entry_point(key: str, text: str) -> Callable[..., Any]:
-    """The function that `package.module:function` names.
+def call_entry_point(key: str, text: str, **arguments: Any) -> Any:
+    """What the function that `package.module:function` names returns.
 
     Args:
         key: the name of the setting, for messages.
         text: its value.
+        **arguments: arguments of the function.
 
     Raises:
-        ExperimentError: there is no such module, or no such function in it.
+        ExperimentError: there is no such module, no such function in it, or it raises.
 
     Example:
-        >>> load_entry_point("model", "torch.nn:Linear").__name__
-        'Linear'
+        >>> call_entry_point("model", "torch.nn:Linear", in_features=2, out_features=3)
+        Linear(in_features=2, out_features=3, bias=True)
     """
     module, _, function = text.partition(":")
     found = _import(f"{key}=", text, module)
@@ -60,22 +64,28 @@ def load_entry_point(key: str, text: str) -> Callable[..., Any]:
     entry = getattr(found, function)
     if not callable(entry):
         raise ExperimentError(f"{key}={text} must be a function, not {type(entry).__name__}")
-    return entry  # type: ignore[no-any-return]
-
-
-def call_entry_point(key: str, text: str, **arguments: Any) -> Any:
-    """What the function that `package.module:function` names returns.
-
-    Raises:
-        ExperimentError: it cannot be loaded, or it raises.
-    """
-    function = load_entry_point(key, text)
     try:
-        return function(**arguments)
+        return entry(**arguments)
     except Exception as error:  # of the user's code, which may raise anything
         raise ExperimentError(
             f"{key}={text} failed ({type(error).__name__}: {error}); --debug shows where"
         ) from error
+
+
+def make_module(key: str, text: str, **arguments: Any) -> nn.Module:
+    """The module that the function that `package.module:function` names returns.
+
+    Raises:
+        ExperimentError: it cannot be loaded, it raises, or it returns something else.
+    """
+    from torch import nn
+
+    made = call_entry_point(key, text, **arguments)
+    if not isinstance(made, nn.Module):
+        raise ExperimentError(
+            f"{key}={text} must return a torch.nn.Module, not {type(made).__name__}"
+        )
+    return made
 
 
 def _import(option: str, text: str, module: str) -> ModuleType:

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.task import Context
 from atomsep.hooks.axes import feature_widths
 from atomsep.hooks.targets import find_layers
 from atomsep.methods import Binding, Method, make_method
-
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
 
 
 class MethodOnLayer:
     """A method's weighted loss on a layer of a model; nothing for the plain method.
 
     Args:
+        context: names the method and its device; its settings the layer, weight and options.
         model: the model that is trained.
-        name: the method's name; see `atomsep.methods`.
-        layer: dotted name or pattern.
-        layout: the axes of the layer's output.
-        weight: factor of the loss.
+        optimiser: trains the method's own parameters with the model's.
         features: the layer's number of features, where the layer itself does not tell.
-        seed: seed of what the method draws.
-        options: the method's own options.
 
     Raises:
         ExperimentError: the layer, the method or an option does not exist, or a value does not fit.
@@ -36,36 +30,32 @@ class MethodOnLayer:
 
     def __init__(
         self,
+        context: Context,
         model: nn.Module,
-        name: str,
-        *,
-        layer: str,
-        layout: Any = "auto",
-        weight: float = 1.0,
+        optimiser: torch.optim.Optimizer,
         features: int = 0,
-        seed: int = 0,
-        options: dict[str, Any] | None = None,
     ) -> None:
+        settings, self.fabric = context.settings, context.fabric
         self.method: Method | None = None
         self.binding: Binding | None = None
-        if name == "plain":
+        if context.method == "plain":
             return
+        layer, layout, weight = settings.layer, settings.layout, settings.weight
         try:
             layers = find_layers(model, layer).values()
             widths = {width for each in layers for width in feature_widths(each)}
             width = widths.pop() if len(widths) == 1 else max(features, 1)
-            self.method = make_method(name, features=width, seed=seed, **(options or {}))
-            if self.method is not None:
-                self.binding = self.method.bind(model, layer, weight=weight, layout=layout)
+            method = make_method(
+                context.method, features=width, seed=context.seed, **settings.method
+            )
+            assert method is not None  # only "plain" has none
+            self.binding = method.bind(model, layer, weight=weight, layout=layout)
         except (ValueError, TypeError) as error:
             raise ExperimentError(str(error)) from error
-
-    def join(self, optimiser: torch.optim.Optimizer, device: torch.device) -> None:
-        """Move the method to the model's device, and train its own parameters with the model's."""
-        if self.method is not None:
-            learned = list(self.method.to(device).parameters())
-            if learned:
-                optimiser.add_param_group({"params": learned})
+        self.method = method.to(self.fabric.device)
+        learned = list(method.parameters())
+        if learned:
+            optimiser.add_param_group({"params": learned})
 
     def loss(self, labels: Tensor | None, again: Callable[[], Any] | None = None) -> Tensor | None:
         """The weighted loss of the model's last training forward; None for the plain method.
@@ -76,15 +66,24 @@ class MethodOnLayer:
         """
         return None if self.binding is None else self.binding.loss(labels, again)
 
-    def average_gradients(self, fabric: Fabric) -> None:
-        """Give the method's own parameters the mean gradient over all processes.
+    def backward(
+        self, task_loss: Tensor, labels: Tensor | None, again: Callable[[], Any] | None = None
+    ) -> dict[str, Tensor]:
+        """Backpropagate the task's loss plus the method's; returns the method's as "method".
 
-        Fabric does that for the model's parameters; the method is not part of the model.
+        The method's own parameters get the mean gradient over all processes. Fabric does that for
+        the model's parameters; the method is not part of the model.
         """
-        if self.method is not None and fabric.world_size > 1:
+        method_loss = self.loss(labels, again)
+        if method_loss is None:
+            self.fabric.backward(task_loss)
+            return {}
+        self.fabric.backward(task_loss + method_loss)
+        if self.method is not None and self.fabric.world_size > 1:
             for parameter in self.method.parameters():
                 if parameter.grad is not None:
-                    parameter.grad = fabric.all_reduce(parameter.grad, reduce_op="mean")  # type: ignore[assignment]
+                    parameter.grad = self.fabric.all_reduce(parameter.grad, reduce_op="mean")  # type: ignore[assignment]
+        return {"method": method_loss.detach()}
 
     def state_dict(self) -> dict[str, Any]:
         """The method's state, which is all that a resumed run needs."""

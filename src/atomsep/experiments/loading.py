@@ -7,8 +7,9 @@ therefore start anywhere in an epoch, and are the same whichever process loads t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.randomness import generator, seeded
+from atomsep.experiments.samples import Samples
 
 SampleKey = tuple[int, int]
 
@@ -45,22 +47,6 @@ class Batch(NamedTuple):
             return None if part is None else part.to(device, non_blocking=True)
 
         return Batch(move(self.inputs), move(self.labels), move(self.second), self.unreadable)
-
-
-class Samples(Protocol):
-    """A data set before augmentation."""
-
-    classes: Sequence[str]
-
-    def __len__(self) -> int: ...
-
-    def load(self, index: int) -> tuple[Any, int]:
-        """A stored sample and its label."""
-        ...
-
-    def name(self, index: int) -> str:
-        """Name of a sample in messages: its file or its line."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -156,7 +142,7 @@ class _Augmented(Dataset[Any]):
     """
 
     def __init__(
-        self, samples: Samples, augment: Callable[[Any], Any], views: int, seed: int
+        self, samples: Samples, augment: Callable[[Any], Any] | None, views: int, seed: int
     ) -> None:
         self.samples, self.augment, self.views, self.seed = samples, augment, views, seed
 
@@ -169,31 +155,26 @@ class _Augmented(Dataset[Any]):
             kinds = (OSError, SyntaxError, ValueError)
             if not (isinstance(error, kinds) or type(error).__name__ == "DecompressionBombError"):
                 raise
-            name = self.samples.name(index)
+            name = self.samples.names[index]
             reason = str(error).replace(f" {name!r}", "")  # Pillow repeats the name
             return f"{name} ({reason})"
         views = []
         for purpose in ("augmentation", "second view")[: self.views]:
             with seeded(self.seed, purpose, epoch, index):
-                views.append(self.augment(stored))
+                views.append(stored if self.augment is None else self.augment(stored))
         return (*views, label)
 
 
-class _Collate:
+def _collate(collate: Callable[[list[Any]], Any], items: list[Any]) -> Batch:
     """Make a batch of the samples that could be loaded."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self.collate = collate
-
-    def __call__(self, items: list[Any]) -> Batch:
-        unreadable = tuple(item for item in items if isinstance(item, str))
-        items = [item for item in items if not isinstance(item, str)]
-        if not items:
-            return Batch(None, torch.empty(0, dtype=torch.long), None, unreadable)
-        *views, labels = zip(*items, strict=True)
-        inputs = [self.collate(list(view)) for view in views]
-        second = inputs[1] if len(inputs) > 1 else None
-        return Batch(inputs[0], torch.tensor(labels), second, unreadable)
+    unreadable = tuple(item for item in items if isinstance(item, str))
+    items = [item for item in items if not isinstance(item, str)]
+    if not items:
+        return Batch(None, torch.empty(0, dtype=torch.long), None, unreadable)
+    *views, labels = zip(*items, strict=True)
+    inputs = [collate(list(view)) for view in views]
+    second = inputs[1] if len(inputs) > 1 else None
+    return Batch(inputs[0], torch.tensor(labels), second, unreadable)
 
 
 class LoaderFeed:
@@ -202,6 +183,7 @@ class LoaderFeed:
     Args:
         samples: the data set.
         augment: from a stored sample to the model's input; may draw from the global generator.
+            None if they are the same.
         collate: from a list of inputs to a batch of them.
         views: 2 to augment every sample twice.
         skip_unreadable: leave out samples that cannot be loaded, instead of stopping.
@@ -211,7 +193,7 @@ class LoaderFeed:
     def __init__(
         self,
         samples: Samples,
-        augment: Callable[[Any], Any],
+        augment: Callable[[Any], Any] | None = None,
         *,
         batch: int,
         seed: int,
@@ -237,7 +219,7 @@ class LoaderFeed:
             _Augmented(samples, augment, views, seed),
             batch_sampler=self.keys,
             num_workers=workers,
-            collate_fn=_Collate(collate),
+            collate_fn=partial(_collate, collate),
             persistent_workers=workers > 0,
             pin_memory=pin_memory,
             # Otherwise torch draws a base seed from the global generator at every epoch.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.classification import MulticlassConfusionMatrix
 
 
 class PredictionEntropy(Metric):
@@ -37,14 +38,14 @@ class PredictionEntropy(Metric):
         return (self.total / self.count).float()
 
 
-class F1InTruth(Metric):
+class F1InTruth(MulticlassConfusionMatrix):
     """Macro F1 over the classes that occur among the labels.
 
     A class that occurs only in predictions has no F1 here: its predictions count as misses of the
     true classes. In the mean over all classes it would add a zero.
 
     Args:
-        classes: number of classes.
+        num_classes: number of classes.
 
     Example:
         >>> metric = F1InTruth(3)
@@ -53,22 +54,9 @@ class F1InTruth(Metric):
         tensor(0.8333)
     """
 
-    confusion: Tensor
-    full_state_update = False
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.classes = classes
-        zeros = torch.zeros(classes, classes, dtype=torch.long)
-        self.add_state("confusion", zeros, dist_reduce_fx="sum")
-
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch."""
-        cells = labels * self.classes + logits.argmax(1)
-        self.confusion += torch.bincount(cells, minlength=self.classes**2).view_as(self.confusion)
-
     def compute(self) -> Tensor:
         """The mean so far."""
-        true, predicted = self.confusion.sum(1), self.confusion.sum(0)
-        f1 = 2 * self.confusion.diagonal() / (true + predicted).clamp(min=1)
+        confusion = super().compute()
+        true, predicted = confusion.sum(1), confusion.sum(0)
+        f1 = 2 * confusion.diagonal() / (true + predicted).clamp(min=1)
         return f1[true > 0].mean()

@@ -54,14 +54,9 @@ class RunKey:
 
     def record(self) -> dict[str, Any]:
         """The key as it is written to disk."""
-        return {
-            "experiment": self.experiment,
-            "method": self.method,
-            "seed": self.seed,
-            "tiny": self.tiny,
-            "validation": self.validation,
-            "settings": dataclasses.asdict(self.settings),
-        }
+        record = dataclasses.asdict(self)
+        record["settings"] = record.pop("settings")  # last
+        return record
 
 
 class Run:
@@ -144,16 +139,6 @@ class Run:
                 f"{self.result} is not a result ({error}); remove it to train the run again"
             ) from None
         return {"unreadable": [], **result}
-
-    def read_metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics so far."""
-        if not self.metrics.exists():
-            return []
-        return [json.loads(line) for line in self.metrics.read_text().splitlines()]
-
-    def save_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Replace the last checkpoint."""
-        write_state(self.checkpoint, state)
 
     def save_model(self, parts: Mapping[str, Any]) -> None:
         """Keep the trained models and what a method learned, without optimisers."""

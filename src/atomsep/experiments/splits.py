@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.loading import Samples
 from atomsep.experiments.randomness import generator
 
 
@@ -44,30 +42,3 @@ def stratified(labels: Sequence[int], share: float, purpose: str) -> tuple[list[
         )
     held = set(out)
     return [index for index in range(len(tensor)) if index not in held], sorted(held)
-
-
-class Part:
-    """A subset of a data set."""
-
-    def __init__(self, samples: Samples, indices: Sequence[int]) -> None:
-        self.samples, self.indices = samples, list(indices)
-        self.classes: Sequence[str] = samples.classes
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def load(self, index: int) -> tuple[Any, int]:
-        """A stored sample and its label."""
-        return self.samples.load(self.indices[index])
-
-    def name(self, index: int) -> str:
-        """Name of a sample in messages."""
-        return self.samples.name(self.indices[index])
-
-
-def hold_out(
-    samples: Samples, labels: Sequence[int], share: float, purpose: str
-) -> tuple[Part, Part]:
-    """Samples to train on and samples held out; see `stratified`."""
-    stay, out = stratified(labels, share, purpose)
-    return Part(samples, stay), Part(samples, out)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from atomsep.experiments.board import has_tensorboard, tensorboard
 from atomsep.experiments.errors import ExperimentError, StoppedError
-from atomsep.experiments.files import write_text
+from atomsep.experiments.files import write_state, write_text
 from atomsep.experiments.machine import Machine, make_fabric
 from atomsep.experiments.progress import Listener, Meter, interruptible
 from atomsep.experiments.provenance import provenance
@@ -91,33 +92,31 @@ def train(
         return Loop(task, key, run, fabric, machine, listener, about).run_to_end()
 
 
+@dataclass
 class Loop:
     """The state of one run."""
 
-    def __init__(
-        self,
-        task: Task,
-        key: RunKey,
-        run: Run,
-        fabric: Fabric,
-        machine: Machine,
-        listener: Listener,
-        about: dict[str, Any],
-    ) -> None:
-        self.task, self.key, self.run, self.fabric = task, key, run, fabric
-        self.machine, self.listener, self.about = machine, listener, about
-        self.epoch, self.step, self.seconds = 0, 0, 0.0
-        self.meter = Meter()
-        self.lines: list[str] = []
-        self.total = key.settings.epochs * task.steps
-        if task.steps == 0:
-            raise ExperimentError(
-                f"a batch of {key.settings.batch} gives each process fewer than two training "
-                f"samples; there is nothing to train on"
-            )
+    task: Task
+    key: RunKey
+    run: Run
+    fabric: Fabric
+    machine: Machine
+    listener: Listener
+    about: dict[str, Any]
+    epoch: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    meter: Meter = field(default_factory=Meter)
+    lines: list[str] = field(default_factory=list)
 
     def run_to_end(self) -> dict[str, Any]:
         """Train, evaluate, write the result."""
+        if self.task.steps == 0:
+            raise ExperimentError(
+                f"a batch of {self.key.settings.batch} gives each process fewer than two training "
+                f"samples; there is nothing to train on"
+            )
+        self.total = self.key.settings.epochs * self.task.steps
         self._continue()
         self.listener.started(self.key, self._done(), self.total)
         settings, start = self.key.settings, time.monotonic() - self.seconds
@@ -201,18 +200,17 @@ class Loop:
         """Save everything that the run needs to continue from here."""
         state = {name: part.state_dict() for name, part in self._parts().items()}
         if self.fabric.is_global_zero:
-            self.run.save_checkpoint(
-                {
-                    "parts": state,
-                    "epoch": self.epoch,
-                    "step": self.step,
-                    "meter": self.meter.state(),
-                    "lines": self.lines,
-                    "seconds": time.monotonic() - start,
-                    "loss_ratio": self.about.get("loss_ratio"),
-                    "unreadable": sorted(self.task.unreadable),
-                }
-            )
+            whole = {
+                "parts": state,
+                "epoch": self.epoch,
+                "step": self.step,
+                "meter": self.meter.state(),
+                "lines": self.lines,
+                "seconds": time.monotonic() - start,
+                "loss_ratio": self.about.get("loss_ratio"),
+                "unreadable": sorted(self.task.unreadable),
+            }
+            write_state(self.run.checkpoint, whole)
         self.saved = time.monotonic()
 
     def _continue(self) -> None:

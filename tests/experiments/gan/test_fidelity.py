@@ -16,13 +16,13 @@ from torch.utils.data import Dataset
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan import classifier as small_classifier
 from atomsep.experiments.gan import features as features_module
+from atomsep.experiments.gan.experiments import GanSettings
 from atomsep.experiments.gan.features import Features, find_features, inception
 from atomsep.experiments.gan.fidelity import Fidelity, frechet, precision_recall, statistics
 from atomsep.experiments.gan.pictures import Pictures, digits
+from atomsep.experiments.machine import Machine, make_fabric
 from atomsep.experiments.registry import find_experiment
-from atomsep.experiments.task import main_metric
-
-CPU = torch.device("cpu")
+from atomsep.experiments.task import Context, main_metric
 
 
 class Means(nn.Module):
@@ -48,16 +48,13 @@ def picture_set(count: int, seed: int) -> Tensor:
 
 
 def get(kind: str, **changed: Any) -> Features:
-    arguments: dict[str, Any] = {
-        "weights": "",
-        "pictures": Pictures(torch.zeros(1, 1, 64, 64), None),
-        "device": CPU,
-        "data": None,
-        "download": False,
-    }
-    arguments.update(changed)
-    weights, pictures = arguments.pop("weights"), arguments.pop("pictures")
-    return find_features(kind, weights, pictures, **arguments)
+    weights, data = changed.pop("weights", ""), changed.pop("data", None)
+    pictures = changed.pop("pictures", Pictures(torch.zeros(1, 1, 64, 64), None))
+    settings = GanSettings(features=kind, features_weights=weights)
+    fabric = make_fabric(Machine(device="cpu"), "32-true")
+    where = (Path("nowhere"), True) if data is None else (data, False)
+    context = Context(settings, "plain", 0, fabric, where[0], tiny=where[1], **changed)
+    return find_features(context, pictures)
 
 
 def test_the_distance_is_that_of_the_formula() -> None:

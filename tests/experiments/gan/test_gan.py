@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from tiny_runs import read_metrics
 from torch import Tensor, nn
 
 from atomsep import AtomLoss
@@ -72,7 +73,7 @@ def test_every_pair_trains(experiment: Any, method: str, tmp_path: Path) -> None
     key = tiny(experiment, method)
     result = run(key, tmp_path)
     names = {"discriminator", "generator"} | ({"method"} if method != "plain" else set())
-    first, last = Run(key.folder(tmp_path)).read_metrics()
+    first, last = read_metrics(key.folder(tmp_path))
     assert names == set(last) - {"epoch", "seconds", "metrics"}
     assert all(math.isfinite(line[name]) for line in (first, last) for name in names)
     assert last["discriminator"] < first["discriminator"]
@@ -99,7 +100,7 @@ def test_a_baseline_that_weighs_enough_lowers_its_loss(
     """At their own weights the two epochs of the tiny form drown theirs."""
     key = tiny(MNIST, method, 0, f"weight={weight}")
     run(key, tmp_path)
-    first, last = Run(key.folder(tmp_path)).read_metrics()
+    first, last = read_metrics(key.folder(tmp_path))
     assert last["method"] < first["method"]
 
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.images.data import ImageFiles, decode, read_flowers, read_pets
+from atomsep.experiments.images.data import decode, image_files, read_flowers, read_pets
 from atomsep.experiments.images.experiments import FLOWERS, IMAGENET, OWN_IMAGES, PETS
 from atomsep.experiments.images.folders import read_folder, read_imagenet, read_own_images
 from atomsep.experiments.machine import Machine, make_fabric
@@ -40,7 +40,7 @@ def context_of(
 
 
 def files(samples: Any) -> set[str]:
-    return {samples.name(index) for index in range(len(samples))}
+    return set(samples.names)
 
 
 def labels(samples: Any) -> list[int]:
@@ -101,7 +101,7 @@ def test_pets_follow_the_official_lists(pets: Path) -> None:
     assert list(train.classes) == ["Abyssinian", "American Bulldog", "Bengal"]
     assert (len(train), len(test)) == (30, 6)
     assert labels(test) == [0, 0, 1, 1, 2, 2]
-    assert test.name(2).endswith("american_bulldog_10.jpg")
+    assert test.names[2].endswith("american_bulldog_10.jpg")
 
 
 def test_validation_of_pets_is_a_fifth_of_every_class_and_no_test_sample(pets: Path) -> None:
@@ -336,7 +336,7 @@ def test_download_is_torchvisions(flowers: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_label_out_of_range_is_refused(tmp_path: Path) -> None:
     from atomsep.experiments.loading import LoaderFeed
 
-    samples = ImageFiles([paint(tmp_path / "x.png")] * 4, [0, 1, 2, 1], ["a", "b"])
+    samples = image_files([paint(tmp_path / "x.png")] * 4, [0, 1, 2, 1], ["a", "b"])
     feed = LoaderFeed(samples, lambda image: 0.0, batch=4, seed=0)
     with pytest.raises(ExperimentError, match="has label 2, but there are 2 classes"):
         next(feed.batches())

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_runs import read_metrics
 
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.machine import Machine
@@ -179,7 +180,7 @@ def test_real_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         unbroken = train(SYNTHETIC, key, tmp_path / "unbroken", CPU)
         assert train(SYNTHETIC, key, tmp_path, CPU)["metrics"] == unbroken["metrics"]
         lines, expected = (
-            [{**line, "seconds": 0} for line in Run(key.folder(root)).read_metrics()]
+            [{**line, "seconds": 0} for line in read_metrics(key.folder(root))]
             for root in (tmp_path, tmp_path / "unbroken")
         )
         assert lines == expected

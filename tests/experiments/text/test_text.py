@@ -15,9 +15,9 @@ from atomsep.experiments.registry import run_key
 from atomsep.experiments.settings import override
 from atomsep.experiments.task import Context, Experiment
 from atomsep.experiments.text.build import make_optimiser
-from atomsep.experiments.text.data import Texts
+from atomsep.experiments.text.data import as_samples
 from atomsep.experiments.text.experiments import COLA, OWN_TEXT, POEM, TEXTS
-from atomsep.experiments.text.models import Pad, Tokens, load_encoder
+from atomsep.experiments.text.models import load_encoder, padding, tokenised
 from atomsep.experiments.text.tiny import agreement, tiny_encoder, verses
 
 PAIRS = [(experiment, method) for experiment in TEXTS for method in experiment.methods]
@@ -94,14 +94,14 @@ def test_decay_spares_biases_and_norms() -> None:
 
 
 def test_batches_are_padded_to_their_longest_sentence() -> None:
-    texts = Texts(["a b c", "a", "a b c d e f g h"], [0, 1, 0], ["x", "y"], "test")
-    tokenizer, _ = tiny_encoder(texts.texts, 2)
-    tokens = Tokens(texts, tokenizer, length=6)
-    batch = Pad(tokenizer)([tokens.load(index)[0] for index in (0, 1)])
+    texts = as_samples(["a b c", "a", "a b c d e f g h"], [0, 1, 0], ["x", "y"], "test")
+    tokenizer, _ = tiny_encoder(texts.stored, 2)
+    tokens = tokenised(texts, tokenizer, length=6)
+    batch = padding(tokenizer)([tokens.load(index)[0] for index in (0, 1)])
     assert batch["input_ids"].shape == (2, 5)
     assert batch["attention_mask"].tolist() == [[1] * 5, [1, 1, 1, 0, 0]]
     assert len(tokens.load(2)[0]["input_ids"]) == 6  # cut
-    assert tokens.name(1) == "test, sample 2"
+    assert tokens.names[1] == "test, sample 2"
 
 
 def test_padding_has_no_influence_on_the_methods_loss() -> None:
@@ -130,7 +130,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An encoder and its tokenizer in a folder, as `save_pretrained` writes them."""
     folder = tmp_path_factory.mktemp("encoder")
     torch.manual_seed(5)
-    tokenizer, model = tiny_encoder(agreement(50, 1)[0].texts, classes=7)
+    tokenizer, model = tiny_encoder(agreement(50, 1)[0].stored, classes=7)
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
     return folder
@@ -189,9 +189,9 @@ def test_a_model_without_padding_is_refused(saved: Path, tmp_path: Path) -> None
 
 def test_generated_sentences() -> None:
     train, test = agreement(40, 20)
-    assert train.texts[:3] == agreement(3, 1)[0].texts  # always the same
-    assert train.texts[:20] != test.texts
-    for text, label in zip(train.texts, train.labels, strict=True):
+    assert train.stored[:3] == agreement(3, 1)[0].stored  # always the same
+    assert train.stored[:20] != test.stored
+    for text, label in zip(train.stored, train.labels, strict=True):
         assert text.split()[2].endswith("s") == bool(label)
     poem, held_out = verses(60, 30)
     assert set(poem.labels) == {0, 1, 2, 3}

@@ -65,7 +65,7 @@ def test_cola_joins_both_dev_sets(tmp_path: Path) -> None:
     assert (len(train), len(dev)) == (40, 10)
     assert train.load(1) == ('He said "in_domain_train 1', 1)  # quotes are letters
     assert train.classes == ("unacceptable", "acceptable")
-    assert [text.split()[2] for text in dev.texts[5:7]] == ['"in_domain_dev', '"out_of_domain_dev']
+    assert [text.split()[2] for text in dev.stored[5:7]] == ['"in_domain_dev', '"out_of_domain_dev']
 
 
 def test_cola_as_glue_lays_it_out(tmp_path: Path) -> None:
@@ -80,10 +80,10 @@ def test_validation_of_cola_is_a_tenth_of_every_class_of_train(tmp_path: Path) -
     less, held_out = read_cola(context_of(COLA, data, validation=True))
     assert Counter(held_out.labels) == {0: 2, 1: 2}
     assert Counter(less.labels) == {0: 18, 1: 18}
-    assert set(less.texts) | set(held_out.texts) == set(train.texts)
-    assert not set(less.texts) & set(held_out.texts)
-    assert not set(held_out.texts) & set(dev.texts)
-    assert read_cola(context_of(COLA, data, validation=True))[1].texts == held_out.texts
+    assert set(less.stored) | set(held_out.stored) == set(train.stored)
+    assert not set(less.stored) & set(held_out.stored)
+    assert not set(held_out.stored) & set(dev.stored)
+    assert read_cola(context_of(COLA, data, validation=True))[1].stored == held_out.stored
 
 
 def test_poem_maps_its_labels_and_searches_on_dev(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_poem_maps_its_labels_and_searches_on_dev(tmp_path: Path) -> None:
     assert train.classes == ("negative", "positive", "no_impact", "mixed")
     assert test.labels == [1, 0, 2]
     same, dev = read_poem(context_of(POEM, data, validation=True))
-    assert same.texts == train.texts
-    assert dev.texts == ['a "verse dev.tsv 0', 'a "verse dev.tsv 1']
+    assert same.stored == train.stored
+    assert dev.stored == ['a "verse dev.tsv 0', 'a "verse dev.tsv 1']
 
 
 def test_real_layouts_train(tmp_path: Path) -> None:
@@ -155,10 +155,10 @@ def test_a_table_is_split_by_class(tmp_path: Path) -> None:
     assert Counter(test.labels) == {0: 2, 1: 6}
     assert Counter(train.labels) == {0: 8, 1: 24}
     assert list(train.classes) == ["ham", "spam"]
-    assert 'a, "quoted" text 1' in train.texts + test.texts
+    assert 'a, "quoted" text 1' in train.stored + test.stored
     less, held_out = read_own_text(context_of(OWN_TEXT, tmp_path, f"file={file}", validation=True))
-    assert set(less.texts) | set(held_out.texts) == set(train.texts)
-    assert not set(held_out.texts) & set(test.texts)
+    assert set(less.stored) | set(held_out.stored) == set(train.stored)
+    assert not set(held_out.stored) & set(test.stored)
 
 
 def test_a_table_with_a_test_file_and_other_columns(tmp_path: Path) -> None:
@@ -168,8 +168,8 @@ def test_a_table_with_a_test_file_and_other_columns(tmp_path: Path) -> None:
     changes = ("text_column=sentence", "label_column=grade", f"file={file}", f"test_file={held}")
     train, test = read_own_text(context_of(OWN_TEXT, tmp_path, *changes))
     assert list(train.classes) == ["9", "10"]  # numbers in the order of numbers
-    assert (train.texts, train.labels) == (['a "tab', "b", "c", "d"], [1, 0, 1, 0])
-    assert (test.texts, test.labels) == (["e"], [0])
+    assert (train.stored, train.labels) == (['a "tab', "b", "c", "d"], [1, 0, 1, 0])
+    assert (test.stored, test.labels) == (["e"], [0])
 
 
 def test_a_table_trains(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_sentences_from_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     train, test = read_own_text(context_of(OWN_TEXT, tmp_path, f"file={name}:data"))
-    assert (len(train), test.texts, test.labels) == (8, ["c"], [1])
+    assert (len(train), test.stored, test.labels) == (8, ["c"], [1])
     for function, message in (("wrong", "must return two lists"), ("empty", "an empty list")):
         with pytest.raises(ExperimentError, match=message):
             read_own_text(context_of(OWN_TEXT, tmp_path, f"file={name}:{function}"))

@@ -63,21 +63,11 @@ class Gan(Task):
         self.images = training.images.to(self.fabric.device)
         self.unreadable.update(training.unreadable)
         self.steps = len(self._epoch(0))
-        self.on_layer = MethodOnLayer(
-            generator,
-            context.method,
-            layer=settings.layer,
-            layout=settings.layout,
-            weight=settings.weight,
-            features=settings.width,
-            seed=context.seed,
-            options=settings.method,
-        )
         optimisers = [
             torch.optim.Adam(model.parameters(), lr=settings.learning_rate, betas=BETAS)
             for model in (generator, discriminator)
         ]
-        self.on_layer.join(optimisers[0], self.fabric.device)
+        self.on_layer = MethodOnLayer(context, generator, optimisers[0], settings.width)
         self.inner = generator
         self.generator, self.generator_optimiser = self.fabric.setup(generator, optimisers[0])
         self.discriminator, self.discriminator_optimiser = self.fabric.setup(
@@ -110,16 +100,11 @@ class Gan(Task):
 
         self.generator_optimiser.zero_grad()
         generator_loss = _adversarial_loss(self.discriminator(fake), 1.0)
-        method_loss = self.on_layer.loss(None)
-        whole = generator_loss if method_loss is None else generator_loss + method_loss
-        self.fabric.backward(whole)
-        self.on_layer.average_gradients(self.fabric)
+        method = self.on_layer.backward(generator_loss, None)
         self.generator_optimiser.step()
 
-        parts = {"discriminator": real_loss + fake_loss, "generator": generator_loss}
-        if method_loss is not None:
-            parts["method"] = method_loss
-        return {name: part.detach() for name, part in parts.items()}
+        discriminator_loss = (real_loss + fake_loss).detach()
+        return {"discriminator": discriminator_loss, "generator": generator_loss.detach(), **method}
 
     def evaluate(self) -> dict[str, float]:
         """Fréchet distance, precision and recall of the number of samples that is set."""

@@ -30,15 +30,14 @@ def build_cifar10(context: Context) -> Task:
 
 def build_own(context: Context) -> Task:
     """A GAN on the images of a folder."""
-    settings = context.settings
+    folder, channels = context.settings.folder, context.settings.channels
 
     def read() -> Pictures:
-        if not settings.folder:
+        if not folder:
             raise ExperimentError("name the folder of the images with --set folder=PATH")
-        skip = settings.unreadable == "skip"
-        return pictures.folder(Path(settings.folder), settings.channels, skip)
+        return pictures.folder(Path(folder), channels, context.settings.unreadable == "skip")
 
-    return build(context, read, settings.channels)
+    return build(context, read, channels)
 
 
 def build(context: Context, read: Callable[[], Pictures], channels: int) -> Task:
@@ -56,13 +55,5 @@ def build(context: Context, read: Callable[[], Pictures], channels: int) -> Task
     training = whole
     if context.validation or settings.train_samples:
         training = whole.take(order[: settings.train_samples or None].sort().values)
-    features = find_features(
-        settings.features,
-        settings.features_weights,
-        training,
-        device=context.fabric.device,
-        data=None if context.tiny else context.data,
-        download=context.download,
-    )
-    fidelity = Fidelity(features, (held_out or training).images)
+    fidelity = Fidelity(find_features(context, training), (held_out or training).images)
     return Gan(context, generator, discriminator, training, fidelity)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,9 +119,7 @@ def _alone(path: Path) -> Iterator[None]:
     """Keep other processes from making the same file at the same time."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR)
-    try:
+        file = open(path.with_suffix(".lock"), "a")  # noqa: SIM115
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(file)

@@ -6,6 +6,8 @@ The discriminator returns logits: the example's sigmoid is part of the loss here
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import Tensor, nn
 
 SIDE = 64
@@ -29,22 +31,12 @@ class Generator(nn.Module):
 
     def __init__(self, channels: int, width: int = 64, z: int = 100) -> None:
         super().__init__()
-        self.main = nn.Sequential(
-            nn.ConvTranspose2d(z, 8 * width, 4, 1, 0, bias=False),
-            nn.BatchNorm2d(8 * width),
-            nn.ReLU(inplace=True),
-            nn.ConvTranspose2d(8 * width, 4 * width, 4, 2, 1, bias=False),
-            nn.BatchNorm2d(4 * width),
-            nn.ReLU(inplace=True),
-            nn.ConvTranspose2d(4 * width, 2 * width, 4, 2, 1, bias=False),
-            nn.BatchNorm2d(2 * width),
-            nn.ReLU(inplace=True),
-            nn.ConvTranspose2d(2 * width, width, 4, 2, 1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-            nn.ConvTranspose2d(width, channels, 4, 2, 1, bias=False),
-            nn.Tanh(),
-        )
+        layers: list[nn.Module] = [nn.ConvTranspose2d(z, 8 * width, 4, 1, 0, bias=False)]
+        widths = (8 * width, 4 * width, 2 * width, width, channels)
+        for before, after in pairwise(widths):
+            larger = nn.ConvTranspose2d(before, after, 4, 2, 1, bias=False)
+            layers += [nn.BatchNorm2d(before), nn.ReLU(inplace=True), larger]
+        self.main = nn.Sequential(*layers, nn.Tanh())
         self.apply(initialise)
 
     def forward(self, noise: Tensor) -> Tensor:
@@ -68,20 +60,14 @@ class Discriminator(nn.Module):
 
     def __init__(self, channels: int, width: int = 64) -> None:
         super().__init__()
-        self.main = nn.Sequential(
+        layers: list[nn.Module] = [
             nn.Conv2d(channels, width, 4, 2, 1, bias=False),
             nn.LeakyReLU(0.2, inplace=True),
-            nn.Conv2d(width, 2 * width, 4, 2, 1, bias=False),
-            nn.BatchNorm2d(2 * width),
-            nn.LeakyReLU(0.2, inplace=True),
-            nn.Conv2d(2 * width, 4 * width, 4, 2, 1, bias=False),
-            nn.BatchNorm2d(4 * width),
-            nn.LeakyReLU(0.2, inplace=True),
-            nn.Conv2d(4 * width, 8 * width, 4, 2, 1, bias=False),
-            nn.BatchNorm2d(8 * width),
-            nn.LeakyReLU(0.2, inplace=True),
-            nn.Conv2d(8 * width, 1, 4, 1, 0, bias=False),
-        )
+        ]
+        for before, after in pairwise((width, 2 * width, 4 * width, 8 * width)):
+            smaller = nn.Conv2d(before, after, 4, 2, 1, bias=False)
+            layers += [smaller, nn.BatchNorm2d(after), nn.LeakyReLU(0.2, inplace=True)]
+        self.main = nn.Sequential(*layers, nn.Conv2d(8 * width, 1, 4, 1, 0, bias=False))
         self.apply(initialise)
 
     def forward(self, images: Tensor) -> Tensor:

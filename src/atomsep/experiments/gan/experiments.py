@@ -9,7 +9,7 @@ compared with all training images (in a search, with a tenth that is held out).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atomsep.experiments.settings import Settings, setting
 from atomsep.experiments.task import Experiment, deferred
@@ -64,55 +64,40 @@ class OwnGanSettings(GanSettings):
     )
 
 
-def _experiment(
-    name: str,
-    title: str,
-    summary: str,
-    settings: GanSettings,
-    build: str,
-) -> Experiment:
-    return Experiment(
-        name=name,
-        title=title,
-        summary=summary,
-        settings=settings,
-        tiny=TINY,
-        build=deferred(f"atomsep.experiments.gan.build:{build}"),
-        methods=OfferedMethods("gan"),
-        metric="fid",
-        higher_is_better=False,
-        percent=False,
-        plain="DCGAN",
-        weights={"vq": 1.0, "sscl": 0.02, **dict.fromkeys(ATOM_MODELING, 1.0)},
-        learning_rates=(1e-4, 2e-4, 4e-4),
-        weight_grid={
-            "": (0.05, 0.02, 0.01, 0.005, 0.002, 0.001),
-            "vq": (2.0, 1.0, 0.5, 0.2, 0.1),
-            **dict.fromkeys(ATOM_MODELING, (5.0, 2.0, 1.0, 0.5, 0.2, 0.1)),
-        },
-    )
-
-
-GANS = (
-    _experiment(
-        "mnist-gan",
-        "MNIST, DCGAN",
-        "DCGAN on MNIST at 64 px",
-        GanSettings(samples=2000),
-        "build_mnist",
-    ),
-    _experiment(
-        "cifar10-gan",
-        "CIFAR-10, DCGAN",
-        "DCGAN on CIFAR-10 at 64 px",
-        GanSettings(),
-        "build_cifar10",
-    ),
-    _experiment(
-        "own-gan",
-        "Own images, DCGAN",
-        "DCGAN on any folder of images (folder=PATH)",
-        OwnGanSettings(),
-        "build_own",
-    ),
+MNIST = Experiment(
+    name="mnist-gan",
+    title="MNIST, DCGAN",
+    summary="DCGAN on MNIST at 64 px",
+    settings=GanSettings(samples=2000),
+    tiny=TINY,
+    build=deferred("atomsep.experiments.gan.build:build_mnist"),
+    methods=OfferedMethods("gan"),
+    metric="fid",
+    higher_is_better=False,
+    percent=False,
+    plain="DCGAN",
+    weights={"vq": 1.0, "sscl": 0.02, **dict.fromkeys(ATOM_MODELING, 1.0)},
+    learning_rates=(1e-4, 2e-4, 4e-4),
+    weight_grid={
+        "": (0.05, 0.02, 0.01, 0.005, 0.002, 0.001),
+        "vq": (2.0, 1.0, 0.5, 0.2, 0.1),
+        **dict.fromkeys(ATOM_MODELING, (5.0, 2.0, 1.0, 0.5, 0.2, 0.1)),
+    },
 )
+CIFAR10 = replace(
+    MNIST,
+    name="cifar10-gan",
+    title="CIFAR-10, DCGAN",
+    summary="DCGAN on CIFAR-10 at 64 px",
+    settings=GanSettings(),
+    build=deferred("atomsep.experiments.gan.build:build_cifar10"),
+)
+OWN = replace(
+    MNIST,
+    name="own-gan",
+    title="Own images, DCGAN",
+    summary="DCGAN on any folder of images (folder=PATH)",
+    settings=OwnGanSettings(),
+    build=deferred("atomsep.experiments.gan.build:build_own"),
+)
+GANS = (MNIST, CIFAR10, OWN)

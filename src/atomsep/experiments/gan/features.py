@@ -16,16 +16,18 @@ from __future__ import annotations
 import importlib
 import pickle
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from atomsep.experiments.entry_points import call_entry_point, is_entry_point
+from atomsep.experiments.entry_points import is_entry_point, make_module
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan.classifier import classifier
 from atomsep.experiments.gan.pictures import Pictures
+from atomsep.experiments.task import Context
 
 INCEPTION_FILE = "weights-inception-2015-12-05-6726825d.pth"
 """File name of the published weights in torch's cache, as torch-fidelity has it."""
@@ -77,49 +79,30 @@ class Features:
         return torch.cat(parts)
 
 
-def find_features(
-    kind: str,
-    weights: str,
-    pictures: Pictures,
-    *,
-    device: torch.device,
-    data: Path | None,
-    download: bool,
-) -> Features:
-    """The features that a setting selects, ready to use.
+def find_features(context: Context, pictures: Pictures) -> Features:
+    """The features that the settings select, ready to use.
 
     Args:
-        kind: "inception", "classifier" or "package.module:function".
-        weights: file of Inception's weights; "" for torch's cache.
+        context: context of the run. Beside its data a classifier is kept, but not in the tiny form.
         pictures: images that a classifier learns from.
-        device: device to compute on.
-        data: folder of the data sets, where a classifier is kept; None not to keep it.
-        download: download Inception's weights if they are missing.
 
     Raises:
         ExperimentError: they are not available; the message says what to do.
     """
+    kind, device = context.settings.features, context.fabric.device
     if kind == "inception":
-        features = Features(kind, inception(weights, download))
+        features = Features(kind, inception(context.settings.features_weights, context.download))
     elif kind == "classifier":
-        features = Features(kind, classifier(pictures, device, data and data / "features"))
+        folder = None if context.tiny else context.data / "features"
+        features = Features(kind, classifier(pictures, device, folder))
     elif is_entry_point(kind):
-        features = Features(kind.partition(":")[2], _own(kind))
+        features = Features(kind.partition(":")[2], make_module("features", kind))
     else:
         raise ExperimentError(
             f"features must be inception, classifier or package.module:function, not {kind!r}"
         )
     features.module.to(device).eval().requires_grad_(False)
     return features
-
-
-def _own(kind: str) -> nn.Module:
-    made = call_entry_point("features", kind)
-    if not isinstance(made, nn.Module):
-        raise ExperimentError(
-            f"features={kind} must return a torch.nn.Module, not {type(made).__name__}"
-        )
-    return made
 
 
 class _Inception(nn.Module):
@@ -140,7 +123,8 @@ def inception(weights: str, download: bool) -> nn.Module:
     Raises:
         ExperimentError: torch-fidelity or the weights are missing.
     """
-    fidelity = import_fidelity("feature_extractor_inceptionv3")
+    kind = import_fidelity("feature_extractor_inceptionv3").FeatureExtractorInceptionV3
+    make = partial(kind, "inception-v3-compat", ["2048"], verbose=False)
     path = Path(weights) if weights else Path(torch.hub.get_dir(), "checkpoints", INCEPTION_FILE)
     if weights and not path.is_file():
         raise ExperimentError(f"there is no file {path}, which features_weights names")
@@ -152,7 +136,7 @@ def inception(weights: str, download: bool) -> nn.Module:
                 "distance over other features with --set features=classifier"
             )
         try:
-            return _Inception(_quiet_inception(fidelity, None))
+            return _Inception(make())
         except OSError as error:
             raise ExperimentError(
                 f"Inception's weights cannot be fetched ({error}); check the connection, or name a "
@@ -161,19 +145,12 @@ def inception(weights: str, download: bool) -> nn.Module:
     try:
         # torch-fidelity itself would run code that it finds in the file.
         torch.load(path, map_location="cpu", weights_only=True)
-        return _Inception(_quiet_inception(fidelity, str(path)))
+        return _Inception(make(feature_extractor_weights_path=str(path)))
     except (RuntimeError, pickle.UnpicklingError, EOFError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ExperimentError(
             f"{path} does not hold Inception's weights in torch-fidelity's form ({reason})"
         ) from error
-
-
-def _quiet_inception(fidelity: Any, path: str | None) -> nn.Module:
-    extractor: nn.Module = fidelity.FeatureExtractorInceptionV3(
-        "inception-v3-compat", ["2048"], feature_extractor_weights_path=path, verbose=False
-    )
-    return extractor
 
 
 def import_fidelity(name: str) -> Any:

@@ -7,6 +7,7 @@ many real images are drawn as there are generated ones, the same in every run.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -38,7 +39,6 @@ class Fidelity:
                 f"samples must be compared with more than {NEIGHBOURS} real images, not {len(real)}"
             )
         self.features, self.real = features, real
-        self.known: tuple[Any, Tensor] | None = None
 
     def compare(self, generated: Tensor) -> dict[str, float]:
         """The metrics of generated images, bytes `(N, channels, H, W)`.
@@ -49,24 +49,25 @@ class Fidelity:
         Raises:
             ExperimentError: a feature is not finite.
         """
-        found = self.features.of(generated)
-        if self.known is None:
-            real = self.features.of(self.real)
-            self._check(real)
-            order = torch.randperm(len(real), generator=generator(0, "real images"))
-            self.known = (statistics(real), real[order])
-        self._check(found)
-        real_statistics, real = self.known
-        metrics = {self.features.metric: frechet(statistics(found), real_statistics)}
-        metrics.update(precision_recall(found, real[: len(found)]))
-        return metrics
+        found, (real_statistics, real) = self._features(generated), self._known
+        distance = frechet(statistics(found), real_statistics)
+        return {self.features.metric: distance, **precision_recall(found, real[: len(found)])}
 
-    def _check(self, features: Tensor) -> None:
+    @cached_property
+    def _known(self) -> tuple[Any, Tensor]:
+        """Statistics of the real images' features, and the features in random order."""
+        real = self._features(self.real)
+        order = torch.randperm(len(real), generator=generator(0, "real images"))
+        return statistics(real), real[order]
+
+    def _features(self, images: Tensor) -> Tensor:
+        features = self.features.of(images)
         if not features.isfinite().all():
             raise ExperimentError(
                 f"the features {self.features.name!r} of some images are not finite; no distance "
                 f"can be computed"
             )
+        return features
 
 
 def statistics(features: Tensor) -> Any:

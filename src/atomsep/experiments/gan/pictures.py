@@ -72,7 +72,7 @@ def mnist(data: Path, download: bool) -> Pictures:
     Raises:
         ExperimentError: they are missing, or torchvision cannot read them.
     """
-    return _standard("MNIST", data / "mnist", download, "L")
+    return _standard("MNIST", data / "mnist", download, 1)
 
 
 def cifar10(data: Path, download: bool) -> Pictures:
@@ -81,14 +81,14 @@ def cifar10(data: Path, download: bool) -> Pictures:
     Raises:
         ExperimentError: they are missing, or torchvision cannot read them.
     """
-    return _standard("CIFAR10", data / "cifar10", download, "RGB")
+    return _standard("CIFAR10", data / "cifar10", download, 3)
 
 
-def _standard(kind: str, root: Path, download: bool, mode: str) -> Pictures:
+def _standard(kind: str, root: Path, download: bool, channels: int) -> Pictures:
     """A data set of torchvision, or a copy of it in `train.npz`, as arrays of images and labels."""
     arrays = root / "train.npz"
     if arrays.exists():
-        return _from_arrays(arrays, mode)
+        return _from_arrays(arrays, channels)
     from torchvision import datasets
 
     try:
@@ -104,10 +104,10 @@ def _standard(kind: str, root: Path, download: bool, mode: str) -> Pictures:
             f"that holds {root.name}/ with --data"
         ) from error
     pixels = stored.data.numpy() if isinstance(stored.data, Tensor) else stored.data
-    return Pictures(resize(pixels, mode), torch.as_tensor(stored.targets))
+    return Pictures(resize(pixels, channels), torch.as_tensor(stored.targets))
 
 
-def _from_arrays(path: Path, mode: str) -> Pictures:
+def _from_arrays(path: Path, channels: int) -> Pictures:
     import numpy as np
 
     try:
@@ -123,7 +123,7 @@ def _from_arrays(path: Path, mode: str) -> Pictures:
             f"{path} holds images of shape {pixels.shape} and type {pixels.dtype}, and "
             f"{len(labels)} labels; it must hold bytes, and one label per image"
         )
-    return Pictures(resize(pixels, mode), torch.from_numpy(labels.astype(np.int64)))
+    return Pictures(resize(pixels, channels), torch.from_numpy(labels.astype(np.int64)))
 
 
 @cache
@@ -134,8 +134,7 @@ def digits(channels: int) -> Pictures:
 
     values, labels = load_digits(return_X_y=True)
     pixels = np.round(values.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
-    mode = "L" if channels == 1 else "RGB"
-    return Pictures(resize(pixels, mode), torch.from_numpy(labels.astype(np.int64)))
+    return Pictures(resize(pixels, channels), torch.from_numpy(labels.astype(np.int64)))
 
 
 def folder(path: Path, channels: int, skip_unreadable: bool = False) -> Pictures:
@@ -161,7 +160,7 @@ def folder(path: Path, channels: int, skip_unreadable: bool = False) -> Pictures
     for file in files:
         try:
             with Image.open(file) as image:
-                images.append(_resized(image, "L" if channels == 1 else "RGB"))
+                images.append(_resized(image, channels))
                 kept.append(file)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             if not skip_unreadable:
@@ -184,17 +183,17 @@ def _classes(root: Path, files: list[Path]) -> Tensor | None:
     return torch.tensor([known[name] for name in names])
 
 
-def resize(pixels: Iterable[Any], mode: str) -> Tensor:
+def resize(pixels: Iterable[Any], channels: int) -> Tensor:
     """Images of 64 px from arrays `(height, width)` or `(height, width, 3)` of bytes."""
     from PIL import Image
 
-    return torch.stack([_resized(Image.fromarray(array), mode) for array in pixels])
+    return torch.stack([_resized(Image.fromarray(array), channels) for array in pixels])
 
 
-def _resized(image: Any, mode: str) -> Tensor:
+def _resized(image: Any, channels: int) -> Tensor:
     """An image after the example's `Resize(64)` and `CenterCrop(64)`, `(channels, 64, 64)`."""
     from torchvision.transforms import functional
 
-    image = functional.resize(image.convert(mode), [SIDE])
+    image = functional.resize(image.convert("L" if channels == 1 else "RGB"), [SIDE])
     pixels: Tensor = functional.pil_to_tensor(functional.center_crop(image, [SIDE]))
     return pixels

@@ -10,36 +10,17 @@ import torch
 
 from atomsep.experiments.classification import Classification
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.images.data import Sets, read_digits, read_flowers, read_pets
+from atomsep.experiments.images.data import read_digits, read_flowers, read_pets
 from atomsep.experiments.images.experiments import ImageSettings
 from atomsep.experiments.images.folders import read_imagenet, read_own_images
 from atomsep.experiments.images.models import check_image_model, make_image_model
 from atomsep.experiments.loading import LoaderFeed
 from atomsep.experiments.randomness import seeded
+from atomsep.experiments.samples import Sets
 from atomsep.experiments.task import Context, Task
 from atomsep.methods import METHODS
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-def build_pets(context: Context) -> Task:
-    """A classifier of Pets."""
-    return build(context, read_pets)
-
-
-def build_flowers(context: Context) -> Task:
-    """A classifier of Flowers."""
-    return build(context, read_flowers)
-
-
-def build_imagenet(context: Context) -> Task:
-    """A classifier of ImageNet."""
-    return build(context, read_imagenet, digits=(96, 64))
-
-
-def build_own(context: Context) -> Task:
-    """A classifier of the user's own images."""
-    return build(context, read_own_images)
 
 
 def build(
@@ -85,6 +66,12 @@ def build(
         schedule=settings.schedule,
         warmup=settings.warmup,
     )
+
+
+build_pets = partial(build, read=read_pets)
+build_flowers = partial(build, read=read_flowers)
+build_imagenet = partial(build, read=read_imagenet, digits=(96, 64))
+build_own = partial(build, read=read_own_images)
 
 
 def augmentation(settings: ImageSettings) -> Callable[[Any], Any]:

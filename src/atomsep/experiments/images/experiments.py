@@ -8,11 +8,10 @@ the flip, and changes nothing else, as in the paper.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from atomsep.experiments.schedules import SCHEDULES
-from atomsep.experiments.settings import Settings, override, setting
+from atomsep.experiments.settings import Settings, setting
 from atomsep.experiments.task import Experiment, deferred
 from atomsep.methods.registry import ATOM_MODELING, OfferedMethods
 
@@ -64,73 +63,59 @@ class FolderSettings(ImageSettings):
     )
 
 
-GRID = (0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
-ATOM_GRID = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+# The 1-norm adds up all features of all tokens, and is by far the largest.
+WEIGHTS = {"hinge-1": 0.001, **dict.fromkeys(("hinge-2", "rank-h", "simclr"), 0.01)}
 TINY = {"epochs": 2, "batch": 32, "image": 32, "stages": 1, "learning_rate": 0.05}
 
-
-def _experiment(
-    name: str,
-    title: str,
-    summary: str,
-    settings: ImageSettings,
-    build: str,
-    atom_weight: float = 0.2,
-    **tiny: Any,
-) -> Experiment:
-    return Experiment(
-        name=name,
-        title=title,
-        summary=summary,
-        settings=settings,
-        tiny={**TINY, **tiny},
-        build=deferred(f"atomsep.experiments.images.build:{build}"),
-        methods=OfferedMethods("images", "labels", "augmentation"),
-        metric="top1",
-        # The 1-norm adds up all features of all tokens, and is by far the largest.
-        weights={
-            "hinge-1": 0.001,
-            **dict.fromkeys(("hinge-2", "rank-h", "simclr"), 0.01),
-            **dict.fromkeys(ATOM_MODELING, atom_weight),
-        },
-        learning_rates=(0.01, 0.02, 0.05, 0.1, 0.2),
-        weight_grid={"": GRID, **dict.fromkeys(ATOM_MODELING, ATOM_GRID)},
-    )
-
-
-PETS = _experiment(
-    "pets", "Pets", "ResNet-18 from scratch on Oxford-IIIT Pets", ImageSettings(), "build_pets"
+PETS = Experiment(
+    name="pets",
+    title="Pets",
+    summary="ResNet-18 from scratch on Oxford-IIIT Pets",
+    settings=ImageSettings(),
+    tiny=TINY,
+    build=deferred("atomsep.experiments.images.build:build_pets"),
+    methods=OfferedMethods("images", "labels", "augmentation"),
+    metric="top1",
+    weights={**WEIGHTS, **dict.fromkeys(ATOM_MODELING, 0.2)},
+    learning_rates=(0.01, 0.02, 0.05, 0.1, 0.2),
+    weight_grid={
+        "": (0.05, 0.02, 0.01, 0.005, 0.002, 0.001),
+        **dict.fromkeys(ATOM_MODELING, (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)),
+    },
 )
-FLOWERS = _experiment(
-    "flowers", "Flowers", "ResNet-18 from scratch on Flowers-102", ImageSettings(), "build_flowers"
+FLOWERS = replace(
+    PETS,
+    name="flowers",
+    title="Flowers",
+    summary="ResNet-18 from scratch on Flowers-102",
+    build=deferred("atomsep.experiments.images.build:build_flowers"),
 )
-IMAGENET = _experiment(
-    "imagenet",
-    "ImageNet-1K",
-    "ResNet-50 on ImageNet-1K, or any folder of its layout",
-    override(
-        FolderSettings(),
-        {
-            "epochs": 90,
-            "batch": 256,
-            "learning_rate": 0.1,
-            "layer": "layer1.2.bn3",
-            "model": "resnet50",
-            "image": 224,
-            "crop_scale": 0.08,
-            "weight_decay": 1e-4,
-            "schedule": "thirds",
-        },
+IMAGENET = replace(
+    PETS,
+    name="imagenet",
+    title="ImageNet-1K",
+    summary="ResNet-50 on ImageNet-1K, or any folder of its layout",
+    settings=FolderSettings(
+        epochs=90,
+        batch=256,
+        learning_rate=0.1,
+        layer="layer1.2.bn3",
+        model="resnet50",
+        image=224,
+        crop_scale=0.08,
+        weight_decay=1e-4,
+        schedule="thirds",
     ),
-    "build_imagenet",
-    atom_weight=0.02,  # 0.2 lost 19 points on Imagenette
-    learning_rate=0.01,
+    tiny={**TINY, "learning_rate": 0.01},
+    build=deferred("atomsep.experiments.images.build:build_imagenet"),
+    weights={**WEIGHTS, **dict.fromkeys(ATOM_MODELING, 0.02)},  # 0.2 lost 19 points on Imagenette
 )
-OWN_IMAGES = _experiment(
-    "own-images",
-    "Own images",
-    "any image classifier on your own folder of images",
-    override(FolderSettings(), {"image": 224}),
-    "build_own",
+OWN_IMAGES = replace(
+    PETS,
+    name="own-images",
+    title="Own images",
+    summary="any image classifier on your own folder of images",
+    settings=FolderSettings(image=224),
+    build=deferred("atomsep.experiments.images.build:build_own"),
 )
 IMAGES = (PETS, FLOWERS, IMAGENET, OWN_IMAGES)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from atomsep.experiments.entry_points import call_entry_point, is_entry_point
 from atomsep.experiments.errors import ExperimentError, unknown
-from atomsep.experiments.images.data import ImageFiles, Sets
-from atomsep.experiments.splits import hold_out
+from atomsep.experiments.images.data import image_files
+from atomsep.experiments.samples import Samples, Sets
 from atomsep.experiments.task import Context
 
 LAYOUT = "FOLDER/train/CLASS/*.jpg and FOLDER/val/CLASS/*.jpg, or FOLDER/CLASS/*.jpg"
@@ -70,20 +71,11 @@ def read_folder(folder: Path, *, validation: bool = False) -> Sets:
             )
         test = _read_classes(held, train.classes)
     else:
-        whole = _read_classes(folder)
-        parts = hold_out(whole, whole.labels, TEST_SHARE, "test")
-        train, test = (_pick(whole, part.indices) for part in parts)
-    if validation:
-        return hold_out(train, train.labels, VALIDATION_SHARE, "validation")
-    return train, test
+        train, test = _read_classes(folder).split(TEST_SHARE, "test")
+    return train.with_held_out(test, VALIDATION_SHARE, validation)
 
 
-def _pick(files: ImageFiles, indices: Sequence[int]) -> ImageFiles:
-    chosen = [(files.files[index], files.labels[index]) for index in indices]
-    return ImageFiles(*zip(*chosen, strict=True), classes=files.classes)  # type: ignore[misc]
-
-
-def _read_classes(folder: Path, classes: Sequence[str] | None = None) -> ImageFiles:
+def _read_classes(folder: Path, classes: Sequence[str] | None = None) -> Samples:
     """All images of a folder of classes; `classes` are the expected ones."""
     from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
@@ -110,37 +102,31 @@ def _read_classes(folder: Path, classes: Sequence[str] | None = None) -> ImageFi
         raise ExperimentError(
             f"{folder} holds only one class, {names[0]!r}; a classifier needs two"
         )
-    return ImageFiles([Path(file) for file, _ in listed], [label for _, label in listed], names)
+    files, labels = zip(*listed, strict=True)
+    return image_files(files, labels, names)
 
 
-class OwnImages:
+def _own_samples(dataset: Any, classes: Sequence[str] | None = None) -> Samples:
     """A user's own data set: `dataset[index]` is a Pillow image and its label."""
+    targets = getattr(dataset, "targets", None)
+    if targets is None:
+        targets = [dataset[index][1] for index in range(len(dataset))]
+    labels = [int(label) for label in targets]
+    own = classes or getattr(dataset, "classes", None)
+    known = list(own or map(str, range(max(labels, default=0) + 1)))
+    numbers = list(range(len(labels)))
+    names = [f"sample {number}" for number in numbers]
+    return Samples(numbers, labels, known, names, partial(_image, dataset))
 
-    def __init__(self, dataset: Any, classes: Sequence[str] | None = None) -> None:
-        self.dataset = dataset
-        targets = getattr(dataset, "targets", None)
-        if targets is None:
-            targets = [dataset[index][1] for index in range(len(dataset))]
-        self.labels = [int(label) for label in targets]
-        own = classes or getattr(dataset, "classes", None)
-        self.classes: Sequence[str] = list(own or map(str, range(max(self.labels, default=0) + 1)))
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def load(self, index: int) -> tuple[Any, int]:
-        """The image and its label."""
-        return self.dataset[index][0].convert("RGB"), self.labels[index]
-
-    def name(self, index: int) -> str:
-        """The sample's number."""
-        return f"sample {index}"
+def _image(dataset: Any, index: int) -> Any:
+    return dataset[index][0].convert("RGB")
 
 
 def _returned(entry: str, sets: Any, validation: bool) -> Sets:
     try:
-        train = OwnImages(sets[0])
-        test = OwnImages(sets[1], train.classes)
+        train = _own_samples(sets[0])
+        test = _own_samples(sets[1], train.classes)
         for each in (train, test):
             if len(each):
                 each.load(0)
@@ -151,6 +137,4 @@ def _returned(entry: str, sets: Any, validation: bool) -> Sets:
         ) from error
     if min(len(train), len(test)) == 0 or len(train.classes) < 2:
         raise ExperimentError(f"folder={entry} must return samples of at least two classes")
-    if validation:
-        return hold_out(train, train.labels, VALIDATION_SHARE, "validation")
-    return train, test
+    return train.with_held_out(test, VALIDATION_SHARE, validation)

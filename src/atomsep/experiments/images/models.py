@@ -7,7 +7,7 @@ import warnings
 import torch
 from torch import nn
 
-from atomsep.experiments.entry_points import call_entry_point, is_entry_point
+from atomsep.experiments.entry_points import is_entry_point, make_module
 from atomsep.experiments.errors import ExperimentError, unknown
 from atomsep.experiments.images.experiments import STAGES, STEMS
 
@@ -33,7 +33,10 @@ def make_image_model(
         >>> make_image_model("resnet18", 10, stem="cifar").conv1.stride
         (1, 1)
     """
-    model = _own(name, classes) if is_entry_point(name) else _of_torchvision(name, classes)
+    if is_entry_point(name):
+        model = make_module("model", name, num_classes=classes)
+    else:
+        model = _of_torchvision(name, classes)
     if (stem, stages) != (STEMS[0], STAGES):
         _change_resnet(name, model, classes, stem, stages)
     return model
@@ -49,15 +52,6 @@ def _of_torchvision(name: str, classes: int) -> nn.Module:
         # Two old models announce that their initialisation will change.
         warnings.simplefilter("ignore", FutureWarning)
         model: nn.Module = models.get_model(name, weights=None, num_classes=classes)
-    return model
-
-
-def _own(name: str, classes: int) -> nn.Module:
-    model = call_entry_point("model", name, num_classes=classes)
-    if not isinstance(model, nn.Module):
-        raise ExperimentError(
-            f"model={name} must return a torch.nn.Module, not {type(model).__name__}"
-        )
     return model
 
 

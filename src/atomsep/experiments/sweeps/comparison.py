@@ -89,10 +89,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
         [0.03, 0.06, 0.06]
     """
     corrected = list(p_values)
-    places = sorted(
-        (place for place, p in enumerate(p_values) if not math.isnan(p)),
-        key=lambda place: p_values[place],
-    )
+    known = [place for place, p in enumerate(p_values) if not math.isnan(p)]
+    places = sorted(known, key=p_values.__getitem__)
     largest = 0.0
     for rank, place in enumerate(places):
         largest = max(largest, min(1.0, (len(places) - rank) * p_values[place]))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean
@@ -24,11 +24,8 @@ from atomsep.experiments.files import write_text, writing
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.runs import RunKey
-from atomsep.experiments.sweeps.sweep import OnEvent, SweepReport, run_sweep
+from atomsep.experiments.sweeps.sweep import OnEvent, run_sweep
 from atomsep.experiments.task import Experiment, main_metric
-
-SEARCH_SEEDS = tuple(range(100, 105))
-"""Default seeds of a search."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +99,11 @@ class Search:
             if len(grid) > 1 and value == edge
         ]
 
-    def record(self) -> dict[str, Any]:
-        """The search as it is written to disk."""
-        return asdict(self)
+    def write(self, path: Path) -> None:
+        """Write everything as JSON."""
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(asdict(self), indent=2) + "\n")
 
 
 def search(
@@ -115,7 +114,7 @@ def search(
     jobs: int = 1,
     on_event: OnEvent = lambda event: None,
     *,
-    seeds: Sequence[int] = SEARCH_SEEDS,
+    seeds: Sequence[int] = range(100, 105),
     reported: Iterable[int] = (),
     assignments: Sequence[str] = (),
     tiny: bool = False,
@@ -147,101 +146,74 @@ def search(
         raise ExperimentError(
             f"seed {common[0]} is in both --seeds and --search-seeds; choose different ones"
         )
-    rates = () if "learning_rate" in given else experiment.learning_rates
-    others = [method for method in dict.fromkeys(methods) if method != "plain"]
-    searcher = Searcher(experiment, root, tuple(seeds), tuple(assignments), tiny)
 
-    def run(keys: list[RunKey]) -> SweepReport:
-        return run_sweep(keys, root, machine, jobs, on_event)
-
-    return searcher.search(others, rates, run)
-
-
-class Searcher:
-    """The state of a search."""
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        root: Path,
-        seeds: tuple[int, ...],
-        assignments: tuple[str, ...],
-        tiny: bool,
-    ) -> None:
-        self.experiment, self.assignments, self.tiny = experiment, assignments, tiny
-        self.found = Search(experiment.name, experiment.metric, seeds, list(assignments))
-        held = self._keys("plain", [])[0]
-        self.found.learning_rate = held.settings.learning_rate
-        self.path = replace(held, validation=False).folder(root).parents[1] / "search.json"
-
-    def search(
-        self,
-        methods: Sequence[str],
-        rates: Sequence[float],
-        run: Callable[[list[RunKey]], SweepReport],
-    ) -> Search:
-        """Try the learning rates, if there are any, and then the weights."""
-        found, up = self.found, self.experiment.higher_is_better
-        if rates:
-            self._try([self._keys("plain", [f"learning_rate={rate!r}"]) for rate in rates], run)
-            best = choose(found.trials, up)
-            if best is None:
-                raise ExperimentError(
-                    f"every learning rate failed, the last one with: {found.trials[-1].reason}"
-                )
-            found.learning_rate = best.learning_rate
-        rate = f"learning_rate={found.learning_rate!r}"
-        attempts = [] if rates else [self._keys("plain", [rate])]
-        attempts += [
-            self._keys(method, [rate, f"weight={weight!r}"])
-            for method in methods
-            for weight in weight_grid(self.experiment, method)
-        ]
-        self._try(attempts, run)
-        for method in methods:
-            best = choose((trial for trial in found.trials if trial.method == method), up)
-            if best is not None:
-                found.weights[method] = best.weight
-        self._write()
-        return found
-
-    def _keys(self, method: str, changes: list[str]) -> list[RunKey]:
-        changes = [*self.assignments, *changes]
+    def keys_of(method: str, *changes: str) -> list[RunKey]:
+        changed = (*assignments, *changes)
         return [
-            run_key(self.experiment, method, seed, changes, tiny=self.tiny, validation=True)
-            for seed in self.found.seeds
+            run_key(experiment, method, seed, changed, tiny=tiny, validation=True) for seed in seeds
         ]
 
-    def _try(
-        self, attempts: list[list[RunKey]], run: Callable[[list[RunKey]], SweepReport]
-    ) -> None:
-        report = run([key for keys in attempts for key in keys])
+    def try_all(attempts: list[list[RunKey]]) -> None:
+        trials = [key for keys in attempts for key in keys]
+        report = run_sweep(trials, root, machine, jobs, on_event)
         if report.stopped:
             raise StoppedError(f"the search was stopped with {len(report.left)} trials left")
         reasons = {id(failure.key): failure.reason for failure in report.failed}
         results = {_name(result): result["metrics"] for result in report.results}
-        for keys in attempts:
-            values, reason = {}, ""
-            for key in keys:
-                metrics = results.get(_name(key.record()))
-                if metrics is None:
-                    reason = reasons.get(id(key), "the run has no result")
-                    continue
-                name = main_metric(self.experiment, metrics)
-                if math.isfinite(metrics[name]):
-                    values[key.seed] = metrics[name]
-                else:
-                    reason = f"{name} is {metrics[name]}"
-            settings = keys[0].settings
-            weight = settings.weight or 0.0
-            trial = Trial(keys[0].method, settings.learning_rate, weight, values, reason)
-            self.found.trials.append(trial)
-        self._write()
+        found.trials += [_trial(experiment, keys, results, reasons) for keys in attempts]
+        found.write(path)
 
-    def _write(self) -> None:
-        with writing(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(self.path, json.dumps(self.found.record(), indent=2) + "\n")
+    held = keys_of("plain")[0]
+    path = replace(held, validation=False).folder(root).parents[1] / "search.json"
+    found = Search(experiment.name, experiment.metric, tuple(seeds), list(assignments))
+    found.learning_rate = held.settings.learning_rate
+    rates = () if "learning_rate" in given else experiment.learning_rates
+    if rates:
+        try_all([keys_of("plain", f"learning_rate={rate!r}") for rate in rates])
+        best = choose(found.trials, experiment.higher_is_better)
+        if best is None:
+            raise ExperimentError(
+                f"every learning rate failed, the last one with: {found.trials[-1].reason}"
+            )
+        found.learning_rate = best.learning_rate
+    rate = f"learning_rate={found.learning_rate!r}"
+    others = [method for method in dict.fromkeys(methods) if method != "plain"]
+    attempts = [] if rates else [keys_of("plain", rate)]
+    attempts += [
+        keys_of(method, rate, f"weight={weight!r}")
+        for method in others
+        for weight in weight_grid(experiment, method)
+    ]
+    try_all(attempts)
+    for method in others:
+        of_method = (trial for trial in found.trials if trial.method == method)
+        best = choose(of_method, experiment.higher_is_better)
+        if best is not None:
+            found.weights[method] = best.weight
+    found.write(path)
+    return found
+
+
+def _trial(
+    experiment: Experiment,
+    keys: list[RunKey],
+    results: Mapping[str, Mapping[str, float]],
+    reasons: Mapping[int, str],
+) -> Trial:
+    """A trial with its metric by seed, from all metrics by `_name` and reasons by `id`."""
+    values, reason = {}, ""
+    for key in keys:
+        metrics = results.get(_name(key.record()))
+        if metrics is None:
+            reason = reasons.get(id(key), "the run has no result")
+            continue
+        name = main_metric(experiment, metrics)
+        if math.isfinite(metrics[name]):
+            values[key.seed] = metrics[name]
+        else:
+            reason = f"{name} is {metrics[name]}"
+    settings = keys[0].settings
+    return Trial(keys[0].method, settings.learning_rate, settings.weight or 0.0, values, reason)
 
 
 def _name(record: Mapping[str, Any]) -> str:

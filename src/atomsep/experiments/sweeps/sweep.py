@@ -32,7 +32,6 @@ class Event:
         done: number of trials that ended, plus the shares of those in training.
         failed: number of trials that failed.
         total: number of trials.
-        reason: why the trial failed.
     """
 
     kind: str
@@ -40,7 +39,6 @@ class Event:
     done: float
     failed: int
     total: int
-    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,27 +109,24 @@ def run_sweep(
     return Sweep({key.folder(root): key for key in trials}, root, machine, jobs, on_event).run()
 
 
+@dataclass
 class Sweep:
     """The state of a sweep: gives trials to workers and collects their answers."""
 
-    def __init__(
-        self,
-        trials: dict[Path, RunKey],
-        root: Path,
-        machine: Machine,
-        jobs: int,
-        on_event: OnEvent,
-    ) -> None:
-        self.trials, self.root, self.machine = trials, root, machine
-        self.jobs, self.on_event = jobs, on_event
-        self.waiting: deque[RunKey] = deque()
-        self.workers: list[WorkerProcess] = []
-        self.selector = selectors.DefaultSelector()
-        self.failed: dict[Path, Failure] = {}
-        self.ended = self.skipped = 0
-        self.stopping = False
-        self.unusable = ""
-        self.downloaded: set[str] = set()
+    trials: dict[Path, RunKey]
+    root: Path
+    machine: Machine
+    jobs: int
+    on_event: OnEvent
+    waiting: deque[RunKey] = field(default_factory=deque)
+    workers: list[WorkerProcess] = field(default_factory=list)
+    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    failed: dict[Path, Failure] = field(default_factory=dict)
+    ended: int = 0
+    skipped: int = 0
+    stopping: bool = False
+    unusable: str = ""
+    downloaded: set[str] = field(default_factory=set)
 
     def run(self) -> SweepReport:
         """Train all trials."""
@@ -253,11 +248,11 @@ class Sweep:
         folder = key.folder(self.root)
         self.failed[folder] = Failure(key, reason, folder / "log.txt")
         self.ended += 1
-        self._tell("failed", key, reason)
+        self._tell("failed", key)
 
-    def _tell(self, kind: str, key: RunKey, reason: str = "") -> None:
+    def _tell(self, kind: str, key: RunKey) -> None:
         done = self.ended + sum(worker.share or 0.0 for worker in self.workers)
-        self.on_event(Event(kind, key, done, len(self.failed), len(self.trials), reason))
+        self.on_event(Event(kind, key, done, len(self.failed), len(self.trials)))
 
     def _report(self) -> SweepReport:
         report = SweepReport(skipped=self.skipped, failed=list(self.failed.values()))

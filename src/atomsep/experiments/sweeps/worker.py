@@ -62,25 +62,6 @@ def read_key(record: Mapping[str, Any]) -> RunKey:
     )
 
 
-class Inbox:
-    """Lines from the sweep, read in a thread, so that their end is noticed during training."""
-
-    def __init__(self) -> None:
-        self.lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self.busy = False
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        for line in sys.stdin:
-            self.lines.put(line)
-        self.lines.put(None)
-        if self.busy:
-            os.kill(os.getpid(), signal.SIGTERM)  # the training loop then writes a checkpoint
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.lines.get, None)
-
-
 class Reporter(Listener):
     """A listener that answers with the steps done."""
 
@@ -121,15 +102,11 @@ def work(line: str, answer: Answer) -> dict[str, Any]:
     try:
         import_extensions(trial.get("imports", ()))
         key, root = read_key(trial["key"]), Path(trial["root"])
+        machine = Machine(**{**trial["machine"], "data": Path(trial["machine"]["data"])})
         with logged(key.folder(root)):
-            return _train(key, root, read_machine(trial["machine"]), answer)
+            return _train(key, root, machine, answer)
     except (ExperimentError, OSError) as error:  # no such experiment, or the log cannot be opened
         return {"failed": str(error)}
-
-
-def read_machine(record: Mapping[str, Any]) -> Machine:
-    """The machine that a record describes."""
-    return Machine(**{**record, "data": Path(record["data"])})
 
 
 def _train(key: RunKey, root: Path, machine: Machine, answer: Answer) -> dict[str, Any]:
@@ -156,18 +133,26 @@ def main() -> int:
     """Work until the sweep has no more trials."""
     answers = os.dup(1)
     os.dup2(2, 1)  # nothing else that is printed may look like an answer
-    inbox, threads = Inbox(), torch.get_num_threads()
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    busy = threading.Event()
+
+    def read() -> None:  # in a thread, so that the end of the input is noticed during training
+        for line in sys.stdin:
+            lines.put(line)
+        lines.put(None)
+        if busy.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)  # the training loop then writes a checkpoint
 
     def answer(message: Mapping[str, Any]) -> None:
-        with suppress(BrokenPipeError):  # the sweep has ended; the inbox notices it too
+        with suppress(BrokenPipeError):  # the sweep has ended; the thread notices it too
             os.write(answers, json.dumps(message).encode() + b"\n")
 
+    threading.Thread(target=read, daemon=True).start()
     answer({"ready": True})
-    for line in inbox:
-        torch.set_num_threads(threads)  # an experiment may have set its own
-        inbox.busy = True
+    for line in iter(lines.get, None):
+        busy.set()
         last = work(line, answer)
-        inbox.busy = False
+        busy.clear()
         answer(last)
     return 0
 

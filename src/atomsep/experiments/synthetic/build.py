@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -37,15 +35,12 @@ def build(context: Context) -> Task:
         second=jitter if METHODS[context.method].second_view == "augmentation" else None,
     )
 
-    def held_out_batches() -> Iterator[Batch]:
-        yield Batch(held_out.values, held_out.labels)
-
     return Classification(
         context,
         model,
         OPTIMISERS[settings.optimiser](model.parameters(), lr=settings.learning_rate),
         feed,
-        held_out_batches,
+        lambda: iter([Batch(held_out.values, held_out.labels)]),
         metrics,
         schedule=settings.schedule,
     )

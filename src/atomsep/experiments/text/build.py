@@ -14,34 +14,20 @@ from atomsep.experiments.classification import Classification
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.loading import LoaderFeed
 from atomsep.experiments.randomness import seeded
+from atomsep.experiments.samples import Sets
 from atomsep.experiments.task import Context, Task
-from atomsep.experiments.text.data import TextSets, read_cola, read_poem
+from atomsep.experiments.text.data import read_cola, read_poem
 from atomsep.experiments.text.experiments import TextSettings
-from atomsep.experiments.text.models import Pad, Tokens, load_encoder
+from atomsep.experiments.text.models import load_encoder, padding, tokenised
 from atomsep.experiments.text.own import read_own_text
-from atomsep.experiments.text.tiny import agreement, read_tiny, verses
+from atomsep.experiments.text.tiny import agreement, verses
 from atomsep.methods import METHODS
-
-
-def build_cola(context: Context) -> Task:
-    """A classifier of CoLA."""
-    return build(context, read_cola, agreement, cola_metrics)
-
-
-def build_poem(context: Context) -> Task:
-    """A classifier of Poem sentiment."""
-    return build(context, read_poem, verses, poem_metrics)
-
-
-def build_own(context: Context) -> Task:
-    """A classifier of the user's own sentences."""
-    return build(context, read_own_text, agreement, own_metrics)
 
 
 def build(
     context: Context,
-    read: Callable[[Context], TextSets],
-    tiny: Callable[[int, int], TextSets],
+    read: Callable[[Context], Sets],
+    tiny: Callable[[int, int], Sets],
     metrics: Callable[[int], Mapping[str, Any]],
 ) -> Task:
     """A classifier with its sentences.
@@ -55,11 +41,15 @@ def build(
     settings: TextSettings = context.settings
     if context.tiny and getattr(settings, "file", None):
         raise ExperimentError("--tiny trains on embedded sentences; omit either --tiny or file=…")
-    train, held_out = read_tiny(context, tiny(192, 64)) if context.tiny else read(context)
+    if context.tiny:
+        train, test = tiny(192, 64)
+        train, held_out = train.with_held_out(test, 0.2, context.validation)
+    else:
+        train, held_out = read(context)
     classes = len(train.classes)
     with seeded(context.seed, "initial weights"), context.fabric.rank_zero_first():
         tokenizer, model = load_encoder(
-            settings.model, classes, train.texts, download=context.download
+            settings.model, classes, train.stored, download=context.download
         )
     if settings.charge == "learned" and "charge" in METHODS[context.method].options:
         with seeded(context.seed, "charge"):
@@ -68,30 +58,24 @@ def build(
         context = replace(context, settings=replace(settings, method=options))
     load = partial(
         LoaderFeed,
-        augment=unchanged,
         batch=settings.batch,
         seed=context.seed,
         shard=context.shard,
-        collate=Pad(tokenizer),
+        collate=padding(tokenizer),
         pin_memory=context.fabric.device.type == "cuda",
     )  # without workers: the tokens are in memory
     return Classification(
         context,
         model,
         make_optimiser(settings, model),
-        load(Tokens(train, tokenizer, settings.max_length)),
-        load(Tokens(held_out, tokenizer, settings.max_length), shuffle=False).batches,
+        load(tokenised(train, tokenizer, settings.max_length)),
+        load(tokenised(held_out, tokenizer, settings.max_length), shuffle=False).batches,
         partial(metrics, classes),
         features=getattr(model.config, "hidden_size", 0),
         schedule=settings.schedule,
         warmup=settings.warmup,
         clip=settings.clip,
     )
-
-
-def unchanged(stored: Any) -> Any:
-    """Sentences are not augmented."""
-    return stored
 
 
 def make_optimiser(settings: TextSettings, model: nn.Module) -> torch.optim.Optimizer:
@@ -133,3 +117,8 @@ def own_metrics(classes: int) -> Mapping[str, Any]:
     from atomsep.experiments.metrics import F1InTruth
 
     return {**cola_metrics(classes), "f1": F1InTruth(classes)}
+
+
+build_cola = partial(build, read=read_cola, tiny=agreement, metrics=cola_metrics)
+build_poem = partial(build, read=read_poem, tiny=verses, metrics=poem_metrics)
+build_own = partial(build, read=read_own_text, tiny=agreement, metrics=own_metrics)

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import csv
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from atomsep.experiments.download import fetch
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.files import replacing
-from atomsep.experiments.splits import stratified
+from atomsep.experiments.samples import Samples, Sets
 from atomsep.experiments.task import Context
 
 COLA_URL = "https://nyu-mll.github.io/CoLA/cola_public_1.1.zip"
 COLA_FILES = ("in_domain_train.tsv", "in_domain_dev.tsv", "out_of_domain_dev.tsv")
 COLA_CLASSES = ("unacceptable", "acceptable")
+COLA_LABELS = {"0": 0, "1": 1}
 POEM_URL = "https://raw.githubusercontent.com/google-research-datasets/poem-sentiment/main/data/"
 POEM_FILES = ("train.tsv", "dev.tsv", "test.tsv")
 POEM_CLASSES = ("negative", "positive", "no_impact", "mixed")
@@ -28,7 +29,9 @@ POEM_LABELS = {"-1": 0, "1": 1, "0": 2, "2": 3}
 VALIDATION_SHARE = 0.1
 
 
-class Texts:
+def as_samples(
+    texts: Iterable[str], labels: Iterable[int], classes: Sequence[str], source: str
+) -> Samples:
     """Sentences with their labels.
 
     Args:
@@ -37,47 +40,12 @@ class Texts:
         classes: names of all classes.
         source: their name in messages.
     """
-
-    def __init__(
-        self, texts: Sequence[str], labels: Sequence[int], classes: Sequence[str], source: str
-    ) -> None:
-        self.texts, self.labels, self.source = list(texts), list(labels), source
-        self.classes: Sequence[str] = classes
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def load(self, index: int) -> tuple[Any, int]:
-        """The sentence and its label."""
-        return self.texts[index], self.labels[index]
-
-    def name(self, index: int) -> str:
-        """The sentence's source and number."""
-        return f"{self.source}, sample {index + 1}"
-
-    def __add__(self, other: Texts) -> Texts:
-        texts, labels = self.texts + other.texts, self.labels + other.labels
-        return Texts(texts, labels, self.classes, self.source)
-
-    def held_out(self, share: float, purpose: str) -> tuple[Texts, Texts]:
-        """Samples that stay and samples held out; see `stratified`."""
-        stay, out = (
-            Texts(
-                [self.texts[index] for index in indices],
-                [self.labels[index] for index in indices],
-                self.classes,
-                self.source,
-            )
-            for indices in stratified(self.labels, share, purpose)
-        )
-        return stay, out
+    stored = list(texts)
+    names = [f"{source}, sample {number}" for number in range(1, len(stored) + 1)]
+    return Samples(stored, list(labels), classes, names)
 
 
-TextSets = tuple[Texts, Texts]
-"""Training samples and held-out samples."""
-
-
-def read_cola(context: Context) -> TextSets:
+def read_cola(context: Context) -> Sets:
     """CoLA: its training samples, and both dev sets joined as in GLUE; validation: a tenth.
 
     The folder `cola` (or `CoLA`) holds the public release's three files, or GLUE's train.tsv and
@@ -86,22 +54,23 @@ def read_cola(context: Context) -> TextSets:
     Raises:
         ExperimentError: the data is missing, or has another form.
     """
-    glue = ("train.tsv", "dev.tsv")
     folders = [context.data / "cola", context.data / "CoLA"]
+    forms = (COLA_FILES, ("train.tsv", "dev.tsv"))
+    places = [(folder, names) for names in forms for folder in folders]
     with context.fabric.rank_zero_first():
-        if context.download and not any(_has(f, n) for f in folders for n in (COLA_FILES, glue)):
+        if context.download and not any(_has(*place) for place in places):
             fetch_cola(folders[0])
-    for names in (COLA_FILES, glue):
-        for folder in folders:
-            if _has(folder, names):
-                train, *dev = (_read_cola_file(folder / name) for name in names)
-                if context.validation:
-                    return train.held_out(VALIDATION_SHARE, "validation")
-                return train, dev[0] + dev[1] if len(dev) > 1 else dev[0]
+    for folder, names in places:
+        if _has(folder, names):
+            train, *dev = (
+                _read_rows(folder / name, 4, 3, 1, COLA_LABELS, COLA_CLASSES) for name in names
+            )
+            joined = dev[0] + dev[1] if len(dev) > 1 else dev[0]
+            return train.with_held_out(joined, VALIDATION_SHARE, context.validation)
     raise _missing("CoLA", folders[0], COLA_FILES)
 
 
-def read_poem(context: Context) -> TextSets:
+def read_poem(context: Context) -> Sets:
     """Poem sentiment: official train and test; validation: official dev.
 
     Raises:
@@ -152,10 +121,6 @@ def _missing(title: str, folder: Path, names: Sequence[str]) -> ExperimentError:
     )
 
 
-def _read_cola_file(path: Path) -> Texts:
-    return _read_rows(path, 4, 3, 1, {"0": 0, "1": 1}, COLA_CLASSES)
-
-
 def _read_rows(
     path: Path,
     columns: int,
@@ -163,7 +128,7 @@ def _read_rows(
     label: int,
     labels: Mapping[str, int],
     classes: Sequence[str],
-) -> Texts:
+) -> Samples:
     """A table without a header, with columns by number."""
     texts, numbers = [], []
     for line, row in read_table(path, "\t"):
@@ -181,7 +146,7 @@ def _read_rows(
         numbers.append(labels[row[label]])
     if not texts:
         raise ExperimentError(f"{path} is empty; remove it and use --download")
-    return Texts(texts, numbers, classes, str(path))
+    return as_samples(texts, numbers, classes, str(path))
 
 
 def read_table(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:

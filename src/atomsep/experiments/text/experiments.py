@@ -8,8 +8,7 @@ mixed sentiment: its F1 is the mean over the classes that occur, with the other 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from atomsep.experiments.schedules import SCHEDULES
 from atomsep.experiments.settings import Settings, setting
@@ -57,44 +56,38 @@ class TableSettings(TextSettings):
     label_column: str = setting("label", "name of the column that holds the classes")
 
 
-BASELINES = ("hinge-1", "hinge-2", "rank-h", "simcse", "mixcse")
-COMMON: dict[str, Any] = {
-    "tiny": {"model": TINY, "epochs": 3, "batch": 16, "learning_rate": 5e-3},
-    "methods": OfferedMethods("text", "labels", "dropout"),
-    # The 1-norm adds up all features of all tokens, and is by far the largest.
-    "weights": {
-        "hinge-1": 0.001,
-        **dict.fromkeys(("hinge-2", "rank-h", "simcse", "mixcse", *ATOM_MODELING), 0.01),
-    },
-    "learning_rates": (1e-5, 2e-5, 3e-5, 5e-5, 1e-4),
-    "weight_grid": {"": (0.05, 0.02, 0.01, 0.005, 0.002, 0.001)},
-}
-
 COLA = Experiment(
     name="cola",
     title="CoLA",
     summary="an encoder fine-tuned on linguistic acceptability",
     settings=TextSettings(),
+    tiny={"model": TINY, "epochs": 3, "batch": 16, "learning_rate": 5e-3},
     build=deferred("atomsep.experiments.text.build:build_cola"),
+    methods=OfferedMethods("text", "labels", "dropout"),
     metric="mcc",
-    **COMMON,
+    # The 1-norm adds up all features of all tokens, and is by far the largest.
+    weights={
+        "hinge-1": 0.001,
+        **dict.fromkeys(("hinge-2", "rank-h", "simcse", "mixcse", *ATOM_MODELING), 0.01),
+    },
+    learning_rates=(1e-5, 2e-5, 3e-5, 5e-5, 1e-4),
+    weight_grid={"": (0.05, 0.02, 0.01, 0.005, 0.002, 0.001)},
 )
-POEM = Experiment(
+POEM = replace(
+    COLA,
     name="poem",
     title="Poem",
     summary="an encoder fine-tuned on the sentiment of verses",
-    settings=TextSettings(),
     build=deferred("atomsep.experiments.text.build:build_poem"),
     metric="f1",
-    **COMMON,
 )
-OWN_TEXT = Experiment(
+OWN_TEXT = replace(
+    COLA,
     name="own-text",
     title="Own text",
     summary="any encoder fine-tuned on your own CSV or TSV",
     settings=TableSettings(),
     build=deferred("atomsep.experiments.text.build:build_own"),
     metric="accuracy",
-    **COMMON,
 )
 TEXTS = (COLA, POEM, OWN_TEXT)

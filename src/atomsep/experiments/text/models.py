@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.text.data import Texts
+from atomsep.experiments.samples import Samples
 from atomsep.experiments.text.experiments import TINY
 from atomsep.experiments.text.tiny import tiny_encoder
 
@@ -77,42 +78,22 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-class Tokens:
-    """Sentences as token numbers, computed once.
+def tokenised(texts: Samples, tokenizer: Any, length: int) -> Samples:
+    """Sentences as the model's arguments, computed once.
 
     Args:
         texts: the sentences.
         tokenizer: the model's tokenizer.
         length: the largest number of tokens; longer sentences are cut.
     """
-
-    def __init__(self, texts: Texts, tokenizer: Any, length: int) -> None:
-        self.texts = texts
-        self.classes: Sequence[str] = texts.classes
-        length = min(length, tokenizer.model_max_length)
-        rows = tokenizer(texts.texts, truncation=True, max_length=length)
-        self.rows = [{key: rows[key][i] for key in rows} for i in range(len(texts))]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def load(self, index: int) -> tuple[dict[str, list[int]], int]:
-        """The model's arguments, and the label."""
-        return self.rows[index], self.texts.labels[index]
-
-    def name(self, index: int) -> str:
-        """Name of a sentence in messages."""
-        return self.texts.name(index)
+    length = min(length, tokenizer.model_max_length)
+    rows = tokenizer(texts.stored, truncation=True, max_length=length)
+    return replace(texts, stored=[{key: rows[key][i] for key in rows} for i in range(len(texts))])
 
 
-class Pad:
-    """Makes a batch of sentences, padded to the longest."""
+def padding(tokenizer: Any) -> Callable[[list[dict[str, list[int]]]], dict[str, Tensor]]:
+    """A function that makes a batch of sentences, each `(M, N)`, padded to the longest."""
+    from transformers import DataCollatorWithPadding
 
-    def __init__(self, tokenizer: Any) -> None:
-        from transformers import DataCollatorWithPadding
-
-        self.pad = DataCollatorWithPadding(tokenizer)
-
-    def __call__(self, rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
-        """The model's arguments, each `(M, N)`."""
-        return dict(self.pad(rows))
+    pad = DataCollatorWithPadding(tokenizer)
+    return lambda rows: dict(pad(rows))

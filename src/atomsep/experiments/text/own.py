@@ -8,8 +8,9 @@ from typing import Any
 
 from atomsep.experiments.entry_points import call_entry_point, is_entry_point
 from atomsep.experiments.errors import ExperimentError, unknown
+from atomsep.experiments.samples import Samples, Sets
 from atomsep.experiments.task import Context
-from atomsep.experiments.text.data import VALIDATION_SHARE, Texts, TextSets, read_table
+from atomsep.experiments.text.data import VALIDATION_SHARE, as_samples, read_table
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 TEST_SHARE = 0.2
@@ -18,7 +19,7 @@ Rows = list[tuple[str, str]]
 """Sentences with the names of their classes."""
 
 
-def read_own_text(context: Context) -> TextSets:
+def read_own_text(context: Context) -> Sets:
     """The samples of `file` and `test_file`, or of the function that `file` names.
 
     Without a test file, a fifth of the samples is held out. Validation: a tenth of the training
@@ -46,14 +47,12 @@ def read_own_text(context: Context) -> TextSets:
         raise ExperimentError(
             f"{settings.file} holds only one class, {classes[0]!r}; a classifier needs two"
         )
-    samples = _as_texts(train, classes, settings.file)
+    samples = _numbered(train, classes, settings.file)
     if test is None:
-        samples, held_out = samples.held_out(TEST_SHARE, "test")
+        samples, held_out = samples.split(TEST_SHARE, "test")
     else:
-        held_out = _as_texts(test, classes, settings.test_file or settings.file)
-    if context.validation:
-        return samples.held_out(VALIDATION_SHARE, "validation")
-    return samples, held_out
+        held_out = _numbered(test, classes, settings.test_file or settings.file)
+    return samples.with_held_out(held_out, VALIDATION_SHARE, context.validation)
 
 
 def _read_columns(path: Path, text: str, label: str) -> Rows:
@@ -106,11 +105,12 @@ def _in_order(labels: set[str]) -> list[str]:
     return sorted(labels, key=int) if whole else sorted(labels)
 
 
-def _as_texts(rows: Rows, classes: Sequence[str], source: str) -> Texts:
+def _numbered(rows: Rows, classes: Sequence[str], source: str) -> Samples:
     numbers = {name: number for number, name in enumerate(classes)}
     for _, label in rows:
         if label not in numbers:
             raise unknown(
                 "class", label, classes, f"among the training samples, but {source} has it"
             )
-    return Texts([text for text, _ in rows], [numbers[label] for _, label in rows], classes, source)
+    labels = (numbers[label] for _, label in rows)
+    return as_samples((text for text, _ in rows), labels, classes, source)

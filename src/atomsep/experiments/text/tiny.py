@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from atomsep.experiments.randomness import generator
-from atomsep.experiments.task import Context
-from atomsep.experiments.text.data import COLA_CLASSES, POEM_CLASSES, Texts, TextSets
+from atomsep.experiments.samples import Samples, Sets
+from atomsep.experiments.text.data import COLA_CLASSES, POEM_CLASSES, as_samples
 
 NOUNS = ("cat", "dog", "girl", "bird")
 VERBS = (("sleeps", "sleep"), ("runs", "run"), ("sings", "sing"), ("waits", "wait"))
@@ -18,7 +19,7 @@ MOODS = (("weeping", "bitter"), ("glad", "golden"), ("grey", "wooden"))
 """Words that make a verse negative, positive or neither."""
 
 
-def agreement(train: int, test: int) -> TextSets:
+def agreement(train: int, test: int) -> Sets:
     """Sentences about one animal or one child, whose verb agrees with it or does not."""
 
     def make(rng: torch.Generator) -> tuple[str, int]:
@@ -29,7 +30,7 @@ def agreement(train: int, test: int) -> TextSets:
     return _generate(make, train, COLA_CLASSES), _generate(make, test, COLA_CLASSES, start=train)
 
 
-def verses(train: int, test: int) -> TextSets:
+def verses(train: int, test: int) -> Sets:
     """Verses of two moods, which are mixed if these differ; as in Poem, only in training."""
 
     def make(rng: torch.Generator, mixed: bool = True) -> tuple[str, int]:
@@ -40,10 +41,7 @@ def verses(train: int, test: int) -> TextSets:
         words = ("the", MOODS[first][word], NOUNS[noun], VERBS[verb][0], MOODS[second][word])
         return " ".join(words), label
 
-    def unmixed(rng: torch.Generator) -> tuple[str, int]:
-        return make(rng, mixed=False)
-
-    held_out = _generate(unmixed, test, POEM_CLASSES, start=train)
+    held_out = _generate(partial(make, mixed=False), test, POEM_CLASSES, start=train)
     return _generate(make, train, POEM_CLASSES), held_out
 
 
@@ -51,16 +49,10 @@ def _draw(rng: torch.Generator, *bounds: int) -> list[int]:
     return [int(torch.randint(bound, (1,), generator=rng)) for bound in bounds]
 
 
-def _generate(make: Any, count: int, classes: Sequence[str], start: int = 0) -> Texts:
+def _generate(make: Any, count: int, classes: Sequence[str], start: int = 0) -> Samples:
     pairs = [make(generator(0, "sentence", number)) for number in range(start, start + count)]
     texts, labels = zip(*pairs, strict=True)
-    return Texts(texts, labels, classes, "generated text")
-
-
-def read_tiny(context: Context, sets: TextSets) -> TextSets:
-    """Training and test samples; for searches, a fifth of the training samples is held out."""
-    train, test = sets
-    return train.held_out(0.2, "validation") if context.validation else (train, test)
+    return as_samples(texts, labels, classes, "generated text")
 
 
 def tiny_encoder(texts: Sequence[str], classes: int) -> tuple[Any, Any]:
