@@ -28,7 +28,7 @@ from torch import Tensor
 from atomsep import AtomLoss, use_kernels
 from atomsep.core import kernels
 from atomsep.core.layout import Axes, Layout
-from atomsep.core.statistics import Reading, Statistics, Terms
+from atomsep.core.statistics import Known, Reading, Statistics, Terms, Tokens
 from benchmarks import alternatives, record, steps
 
 LATENTS: dict[str, tuple[tuple[int, ...], torch.dtype, Axes, bool]] = {
@@ -216,14 +216,14 @@ def passes() -> None:
         samples, length, _ = reading.layout.sizes(latent)
         count = torch.full((samples,), float(length), device="cuda")
         arriving = torch.randn_like(latent)
-        known = latent, None, None, count
-        _, _, table, mean_direction = kernels.read_atoms(*known, reading, False)
+        tokens = Tokens(latent, None, None, count, reading)
+        _, _, table, mean_direction = kernels.read_atoms(tokens)
         _, slopes = kernels.pair_loss(table, count, terms, 1.0, True)
         assert slopes is not None
-        back = *known, table, mean_direction, reading, arriving, slopes
+        back = tokens, Known(table, mean_direction), arriving, slopes
         times = {
-            "forward": partial(kernels.read_atoms, *known, reading, False),
-            "forward_with_copy": partial(kernels.read_atoms, *known, reading, True),
+            "forward": partial(kernels.read_atoms, tokens),
+            "forward_with_copy": partial(kernels.read_atoms, tokens, True),
             "pairs": partial(kernels.pair_loss, table, count, terms, 1.0, True),
             "backward": partial(kernels.atoms_gradient, *back),
         }

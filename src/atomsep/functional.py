@@ -15,17 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from atomsep.checks import (
-    Norm,
-    PositionMap,
-    Scale,
-    ScoreMap,
-    check_latent,
-    check_norm,
-    check_scale,
-    check_softening,
-    count_tokens,
-)
+from atomsep import checks
+from atomsep.checks import Norm, PositionMap, Scale, ScoreMap
 
 DEFAULT_SOFTENING = 1e-2
 """Default softening length ε of the distance between nuclei; `pair_energy` explains the value."""
@@ -139,9 +130,9 @@ def form_atoms(
         >>> atoms.nucleus.round(decimals=2), atoms.radius.round(decimals=2)
         (tensor([[0.5000]]), tensor([1.2500]))
     """
-    check_norm(norm)
-    check_latent(latent, charge, position)
-    count = count_tokens(latent, mask)
+    checks.check_norm(norm)
+    checks.check_latent(latent, charge, position)
+    count = checks.count_tokens(latent, mask)
     with torch.autocast(latent.device.type, enabled=False):
         wide = widen(latent)
         if mask is not None:  # before the maps: 0 · NaN would reach the gradient of their weights
@@ -177,7 +168,7 @@ def atomic_distance(atoms: AtomStatistics, norm: Norm = 2) -> Tensor:
         tensor([[0., 3.],
                 [3., 0.]])
     """
-    check_norm(norm)
+    checks.check_norm(norm)
     return nuclear_distance(atoms.nucleus, atoms.nucleus, norm)
 
 
@@ -216,9 +207,9 @@ def pair_energy(
         tensor([[0.0000, 0.4998],
                 [0.4998, 0.0000]])
     """
-    check_norm(norm)
-    check_scale(scale)
-    check_softening(softening)
+    checks.check_norm(norm)
+    checks.check_scale(scale)
+    checks.check_softening(softening)
     unit = scale_unit(atoms.count, scale)
     net, protons, electrons = atoms.charge_sum * unit, atoms.protons * unit, atoms.electrons * unit
     same = torch.eye(len(net), dtype=torch.bool, device=net.device)
@@ -264,7 +255,7 @@ def neutrality(atoms: AtomStatistics, scale: Scale = "mean") -> Tensor:
         >>> neutrality(form_atoms(torch.zeros(1, 4, 2)))
         tensor([0.])
     """
-    check_scale(scale)
+    checks.check_scale(scale)
     return (atoms.charge_sum * scale_unit(atoms.count, scale)).square()
 
 
@@ -275,7 +266,7 @@ def occupancy(atoms: AtomStatistics, scale: Scale = "mean") -> Tensor:
         >>> occupancy(form_atoms(torch.zeros(1, 4, 2))).round(decimals=4)
         tensor([0.4444])
     """
-    check_scale(scale)
+    checks.check_scale(scale)
     excess = atoms.charge_square - OCCUPANCY_TARGET * atoms.count
     return (excess * scale_unit(atoms.count, scale)).square()
 

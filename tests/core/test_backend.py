@@ -12,7 +12,7 @@ from by_hand import plain_loss as functional_loss
 from atomsep import AtomLoss, use_kernels
 from atomsep.core import backend, kernels, node, plain
 from atomsep.core.layout import Layout
-from atomsep.core.statistics import Reading
+from atomsep.core.statistics import Reading, Tokens
 
 # older interpreters use what newer versions of NumPy deprecate
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
@@ -120,5 +120,7 @@ def test_modes() -> None:
     source = torch.zeros(1, 2, 3)
     for mode in ("auto", "torch"):
         with use_kernels(mode):  # type: ignore[arg-type]
-            assert not backend.wants_kernels(source, None, None, READING)
+            assert not backend.wants_kernels(
+                Tokens(source, None, None, torch.full((1,), 2.0), READING)
+            )
             assert backend.backend(False) is plain

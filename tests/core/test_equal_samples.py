@@ -10,7 +10,7 @@ from atomsep import AtomLoss
 from atomsep.checks import count_tokens
 from atomsep.core import plain
 from atomsep.core.layout import Layout
-from atomsep.core.statistics import Reading
+from atomsep.core.statistics import Reading, Tokens
 
 SHAPES = [(1, 2), (7, 3), (9, 5), (33, 17), (49, 64), (100, 31), (257, 33), (1000, 8), (3136, 9)]
 
@@ -44,7 +44,7 @@ def test_statistics_in_plain_pytorch(
             for mask in (None, torch.arange(tokens).expand(samples, -1) % 3 != 1):
                 count = count_tokens(layout.tokens(latent), mask)
                 reading = Reading(layout, 0, norm)  # type: ignore[arg-type]
-                _, charge, table, _ = plain.read_atoms(latent, None, mask, count, reading)
+                _, charge, table, _ = plain.read_atoms(Tokens(latent, None, mask, count, reading))
                 assert torch.equal(table, table[:1].expand_as(table))
                 assert torch.equal(charge, charge[:1].expand_as(charge))
     finally:

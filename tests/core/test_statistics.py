@@ -13,7 +13,7 @@ from atomsep import functional as F
 from atomsep.core.layout import Layout
 from atomsep.core.node import measure
 from atomsep.core.plain import atoms as slabs
-from atomsep.core.statistics import Reading, Statistics
+from atomsep.core.statistics import Reading, Statistics, Tokens
 
 FIELDS = ("protons", "electrons", "charge_sum", "charge_square", "radius", "nucleus")
 MASK = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 1, 1], [0, 0, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
@@ -30,7 +30,7 @@ def read(
 ) -> Statistics:
     """The closed form of a latent `(M, N, h)`."""
     count = F.count_tokens(latent, mask)
-    return measure(latent, None, mask, count, Reading(Layout(), charge, norm)).statistics
+    return measure(Tokens(latent, None, mask, count, Reading(Layout(), charge, norm))).statistics
 
 
 def weigh(atoms: F.AtomStatistics, names: tuple[str, ...] = FIELDS) -> Tensor:
@@ -69,7 +69,8 @@ def test_closed_form_of_given_scores_equals_autograd(mask: Tensor | None, norm: 
     scores = make_batch(4, 5, seed=3).requires_grad_()
     plain = F.form_atoms(positions, mask, norm=norm, charge=lambda _: scores, position=lambda p: p)
     count = F.count_tokens(positions, mask)
-    fused = measure(positions, scores, mask, count, Reading(Layout(), None, norm)).statistics
+    reading = Reading(Layout(), None, norm)
+    fused = measure(Tokens(positions, scores, mask, count, reading)).statistics
     for name in FIELDS:
         close(getattr(fused, name), getattr(plain, name))
         expected = torch.autograd.grad(
@@ -121,7 +122,8 @@ def test_every_gradient_is_written(poisoned_memory: None, mask: Tensor | None) -
     close(*gradient(weigh(read(latent, mask)), latent), *plain)
     skipped = torch.cat([make_batch(4, 2, 4, seed=7), latent.detach()], 1).requires_grad_()
     count = F.count_tokens(latent, mask)
-    source = measure(skipped, None, mask, count, Reading(Layout(skip=2), 0, 2)).statistics
+    reading = Reading(Layout(skip=2), 0, 2)
+    source = measure(Tokens(skipped, None, mask, count, reading)).statistics
     (grad,) = gradient(weigh(source), skipped)
     assert (grad[:, :2] == 0).all()
     close(grad[:, 2:], *plain)

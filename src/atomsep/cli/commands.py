@@ -14,17 +14,8 @@ import typer
 from rich.table import Table
 
 import atomsep
-from atomsep.cli import arguments
+from atomsep.cli import arguments, display
 from atomsep.cli.arguments import chosen_methods, chosen_seeds, chosen_workers
-from atomsep.cli.display import (
-    FORMATS,
-    SweepDisplay,
-    TrainingDisplay,
-    make_console,
-    print_tables,
-    search_table,
-    write_tables,
-)
 from atomsep.cli.main import FAILED, STOPPED
 from atomsep.experiments.entry_points import import_extensions
 from atomsep.experiments.errors import ExperimentError, StoppedError, unknown
@@ -108,7 +99,7 @@ def train(
     from atomsep.experiments.registry import find_experiment, run_key
 
     # With several devices, the other processes are started with this variable.
-    console = make_console(quiet=os.environ.get("LOCAL_RANK", "0") != "0")
+    console = display.make_console(quiet=os.environ.get("LOCAL_RANK", "0") != "0")
     chosen = find_experiment(experiment)
     key = run_key(chosen, method, seed, set_ or (), tiny=tiny, validation=validation)
     folder = key.folder(out)
@@ -121,8 +112,8 @@ def train(
         from atomsep.experiments.training import train as train_run
 
         try:
-            with TrainingDisplay(console) as display:
-                result = train_run(chosen, key, out, machine, display)
+            with display.TrainingDisplay(console) as shown:
+                result = train_run(chosen, key, out, machine, shown)
         except StoppedError:
             console.say(f"Stopped. The same command continues from the checkpoint in {folder}")
             raise SystemExit(STOPPED) from None
@@ -183,7 +174,7 @@ def sweep(
     from atomsep.experiments.sweeps.search import search as search_settings
     from atomsep.experiments.sweeps.sweep import run_sweep
 
-    console = make_console()
+    console = display.make_console()
     chosen = find_experiment(experiment)
     names, numbers = chosen_methods(methods, chosen.methods), chosen_seeds(seeds)
     workers = chosen_workers(workers, tiny)
@@ -193,15 +184,15 @@ def sweep(
     lost: list[str] = []
     try:
         if search:
-            with SweepDisplay(console, "searching") as display:
+            with display.SweepDisplay(console, "searching") as shown:
                 found = search_settings(
-                    *(chosen, names, out, machine, jobs, display),
+                    *(chosen, names, out, machine, jobs, shown),
                     seeds=chosen_seeds(search_seeds + ","),
                     reported=numbers,
                     assignments=assignments,
                     tiny=tiny,
                 )
-            console.print(search_table(found))
+            console.print(display.search_table(found))
             for sentence in found.at_an_end(chosen):
                 console.say(sentence)
             lost = [name for name in names if name != "plain" and name not in found.weights]
@@ -212,8 +203,8 @@ def sweep(
             for seed in numbers
             for name in names
         ]
-        with SweepDisplay(console, "training") as display:
-            report = run_sweep(trials, out, machine, jobs, display)
+        with display.SweepDisplay(console, "training") as shown:
+            report = run_sweep(trials, out, machine, jobs, shown)
     except StoppedError:
         console.say("Stopped. Finished runs are kept; the same command continues")
         raise SystemExit(STOPPED) from None
@@ -229,7 +220,7 @@ def sweep(
         )
         raise SystemExit(STOPPED)
     if report.results:
-        print_tables(report.results, "markdown")
+        display.print_tables(report.results, "markdown")
         console.say(f"{len(report.results)} runs are in {out}; tables: atomsep table {out}")
     if lost:
         console.say(f"Left out, because every trial of their search failed: {', '.join(lost)}")
@@ -259,15 +250,15 @@ def table(
 
     - `atomsep table runs/flowers --format latex > flowers.tex`
     """
-    if format not in FORMATS:
-        raise unknown("format", format, FORMATS)
+    if format not in display.FORMATS:
+        raise unknown("format", format, display.FORMATS)
     results = find_results(runs)
     if not results:
         raise ExperimentError(f"there is no finished run under {runs}")
     if out is None:
-        print_tables(results, format)
+        display.print_tables(results, format)
     else:
-        write_tables(results, out)
+        display.write_tables(results, out)
 
 
 @app.command("list")
@@ -279,7 +270,7 @@ def list_(
     from atomsep.experiments.settings import describe
     from atomsep.methods import METHODS
 
-    console = make_console()
+    console = display.make_console()
     if experiment is None:
         table = Table("experiment", "what", "metric", title="Experiments")
         for each in EXPERIMENTS.values():

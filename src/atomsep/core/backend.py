@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from functools import partialmethod
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -13,33 +13,21 @@ from torch import Tensor
 from atomsep.core import kernels, plain
 
 if TYPE_CHECKING:
-    from atomsep.core.statistics import Reading, Terms
+    from atomsep.core.statistics import Known, Terms, Tokens
 
 Mode = Literal["auto", "triton", "torch"]
-
-_MODES = ("auto", "triton", "torch")
 
 
 class Backend(Protocol):
     """The passes that the autograd node asks for."""
 
     def read_atoms(
-        self,
-        source: Tensor,
-        scores: Tensor | None,
-        mask: Tensor | None,
-        count: Tensor,
-        reading: Reading,
-        copy: bool = False,
+        self, tokens: Tokens, copy: bool = False
     ) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
         """From tokens to statistics.
 
         Args:
-            source: the tokens in their layout.
-            scores: `(M, N)` where `reading.feature` is None.
-            mask: True on real tokens, `(M, N)`.
-            count: number of real tokens, `(M,)`, in float32 or the source's float64.
-            reading: layout, feature and norm.
+            tokens: the tokens.
             copy: whether to copy the source as well.
 
         Returns:
@@ -49,32 +37,20 @@ class Backend(Protocol):
 
     def atoms_gradient(
         self,
-        source: Tensor,
-        scores: Tensor | None,
-        mask: Tensor | None,
-        count: Tensor,
-        table: Tensor,
-        mean_direction: Tensor | None,
-        reading: Reading,
+        tokens: Tokens,
+        known: Known,
         grad_passed: Tensor | None,
         grad_table: Tensor,
         scale: Tensor | None = None,
-        line: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Back to the tokens: `grad_passed + J^T grad_table`, written once.
 
         Args:
-            source: the tokens in their layout, or what `line` turns into them.
-            scores: as in the forward pass, like mask, count and reading.
-            mask: True on real tokens.
-            count: number of real tokens.
-            table: of the forward pass.
-            mean_direction: of the forward pass; None recomputes it.
-            reading: layout, feature and norm.
+            tokens: as in the forward pass, or with the source that `known.line` belongs to.
+            known: what is known from the forward pass.
             grad_passed: the gradient that arrives for the latent itself, if any.
             grad_table: the gradient that arrives for the table.
             scale: a factor of `grad_table`, a scalar.
-            line: stretch and shift per feature, `(h,)`, float32.
 
         Returns:
             The gradients of source and scores; None for the second where there are no scores.
@@ -100,8 +76,7 @@ class Backend(Protocol):
 class Guarded:
     """The kernels; in mode "auto", plain PyTorch takes over for good as soon as one fails."""
 
-    def __init__(self) -> None:
-        self.failure = ""
+    failure = ""
 
     def _run(self, name: str, *arguments: Any) -> Any:
         if not self.failure:
@@ -143,14 +118,12 @@ def backend(by_kernels: bool) -> Backend:
 
 
 def _checked(mode: str, name: str) -> str:
-    if mode not in _MODES:
-        raise ValueError(f"{name} must be one of {', '.join(_MODES)}, not {mode!r}")
+    if mode not in get_args(Mode):
+        raise ValueError(f"{name} must be one of {', '.join(get_args(Mode))}, not {mode!r}")
     return mode
 
 
-_mode = _checked(
-    os.environ.get("ATOMSEP_KERNELS", "auto"), "the environment variable ATOMSEP_KERNELS"
-)
+_mode = _checked(os.environ.get("ATOMSEP_KERNELS", "auto"), "ATOMSEP_KERNELS")
 
 
 class use_kernels:
@@ -184,19 +157,14 @@ class use_kernels:
         _mode = self.before
 
 
-def wants_kernels(
-    source: Tensor, scores: Tensor | None, mask: Tensor | None, reading: Reading
-) -> bool:
+def wants_kernels(tokens: Tokens) -> bool:
     """Whether the kernels compute this call."""
+    source = tokens.source
     if _mode == "torch":
         return False
     if _mode == "auto":
-        return (
-            source.device.type == "cuda"
-            and not guarded.failure
-            and kernels.supports(source, scores, mask, reading)
-        )
-    if not kernels.supports(source, scores, mask, reading):
+        return source.device.type == "cuda" and not guarded.failure and kernels.supports(tokens)
+    if not kernels.supports(tokens):
         raise RuntimeError(
             f"the kernels cannot read this latent ({source.dtype}, strides {source.stride()}, on "
             f'{source.device}); use_kernels("auto") falls back to plain PyTorch'

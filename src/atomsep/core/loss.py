@@ -10,27 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from atomsep.checks import (
-    Norm,
-    PositionMap,
-    Scale,
-    ScoreMap,
-    check_latent,
-    check_norm,
-    check_scale,
-    check_softening,
-    check_tokens,
-    count_real,
-    count_tokens,
-)
+from atomsep import checks
+from atomsep.checks import Norm, PositionMap, Scale, ScoreMap
 from atomsep.core.layout import Layout
 from atomsep.core.node import Measured, measure
 from atomsep.core.origin import Origin
 from atomsep.core.reference import pair_loss
-from atomsep.core.statistics import Reading, Statistics, Terms
+from atomsep.core.statistics import Reading, Statistics, Terms, Tokens
 from atomsep.functional import DEFAULT_SOFTENING, apply_maps, widen
-
-_PLAIN = Layout()
 
 
 class AtomLoss(nn.Module):
@@ -84,9 +71,9 @@ class AtomLoss(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_norm(norm)
-        check_scale(scale)
-        check_softening(softening)
+        checks.check_norm(norm)
+        checks.check_scale(scale)
+        checks.check_softening(softening)
         for name, value in (("neutrality", neutrality), ("occupancy", occupancy)):
             if not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be a weight of at least 0, not {value!r}")
@@ -127,8 +114,8 @@ class AtomLoss(nn.Module):
             TypeError: the latent is not floating point, or the mask not boolean.
             ValueError: a shape does not fit, or a sample has no real token.
         """
-        check_latent(latent, self.charge, self.position)
-        return self.from_statistics(self.measure(latent, mask, _PLAIN, weight=1.0).statistics)
+        checks.check_latent(latent, self.charge, self.position)
+        return self.from_statistics(self.measure(latent, mask, Layout(), weight=1.0).statistics)
 
     def from_statistics(self, statistics: Statistics, weight: float = 1.0) -> Tensor:
         """The loss from the per-sample statistics that `measure` gave, times a weight."""
@@ -157,20 +144,16 @@ class AtomLoss(nn.Module):
         still ask for another weight.
         """
         samples, length, features = layout.sizes(source)
-        check_tokens(source, samples, length, features, self.charge, self.position)
-        count = count_real(samples, length, mask, source)
+        checks.check_tokens(source, samples, length, features, self.charge, self.position)
+        count = checks.count_real(samples, length, mask, source)
         asked: dict[str, Any] = {}
         if weight is not None and self.pairs == "all":
             asked = {"terms": self.terms, "weight": weight or 1.0}
         drawn = self.tokens is not None and self.tokens < length
         if self.position is None and isinstance(self.charge, int) and not drawn:
             reading = Reading(layout, self.charge, self.terms.norm)
-            return measure(
-                *(source, None, mask, count, reading),
-                passing=passing,
-                find_origin=find_origin,
-                **asked,
-            )
+            whole = Tokens(source, None, mask, count, reading)
+            return measure(whole, passing=passing, find_origin=find_origin, **asked)
         tokens = layout.tokens(source)
         # A learned map keeps its input, so a consumer that writes needs a copy of its own.
         passed = source.clone() if passing == "clone" else source
@@ -179,14 +162,14 @@ class AtomLoss(nn.Module):
             with torch.no_grad():
                 charge = self.importance(tokens, mask)
             tokens, mask = self._draw_tokens(tokens, mask)
-            count = count_tokens(tokens, mask)
+            count = checks.count_tokens(tokens, mask)
         with torch.autocast(source.device.type, enabled=False):
             wide = widen(tokens)
             if mask is not None:  # 0 · NaN would reach the gradient of the maps' weights
                 wide = wide.masked_fill(~mask.unsqueeze(-1), 0)
             scores, positions = apply_maps(wide, self.charge, self.position)
         reading = Reading(Layout(), None, self.terms.norm)
-        measured = measure(positions, scores, mask, count, reading, **asked)
+        measured = measure(Tokens(positions, scores, mask, count, reading), **asked)
         charge = measured.charge.to(source.dtype) if charge is None else charge
         return Measured(passed, charge, measured.statistics)
 
@@ -207,14 +190,10 @@ class AtomLoss(nn.Module):
 
     def extra_repr(self) -> str:
         """The settings, shown in the module's repr."""
-        settings = dict(self.terms._asdict())
-        settings.update(pairs=self.pairs, tokens=self.tokens)
-        settings.update(
-            (name, value)
-            for name, value in (("charge", self.charge), ("position", self.position))
-            if not isinstance(value, nn.Module)
-        )
-        return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        names = "pairs", "tokens", "charge", "position"
+        settings = {**self.terms._asdict(), **{name: getattr(self, name) for name in names}}
+        plain = {k: v for k, v in settings.items() if not isinstance(v, nn.Module)}
+        return ", ".join(f"{name}={value!r}" for name, value in plain.items())
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Sampling goes on where it was: the number of draws belongs to the state."""

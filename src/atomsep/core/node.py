@@ -19,7 +19,7 @@ from atomsep.checks import check_norm, transforms_active
 from atomsep.core import reference
 from atomsep.core.backend import backend, wants_kernels
 from atomsep.core.origin import Origin
-from atomsep.core.statistics import Reading, Ready, Statistics, Terms
+from atomsep.core.statistics import Known, Reading, Ready, Statistics, Terms, Tokens
 
 
 class Measured(NamedTuple):
@@ -39,11 +39,7 @@ class Measured(NamedTuple):
 
 
 def measure(
-    source: Tensor,
-    scores: Tensor | None,
-    mask: Tensor | None,
-    count: Tensor,
-    reading: Reading,
+    tokens: Tokens,
     *,
     terms: Terms | None = None,
     weight: float = 1.0,
@@ -53,11 +49,7 @@ def measure(
     """Charges, statistics and loss of a tensor of tokens, with the closed-form gradient.
 
     Args:
-        source: the tokens in any layout. With `reading.feature` it holds the scores too.
-        scores: `(M, N)` where `reading.feature` is None.
-        mask: True on real tokens, `(M, N)`.
-        count: number of real tokens, `(M,)`.
-        reading: layout, feature and norm.
+        tokens: the tokens, in any layout.
         terms: of the loss over all pairs, which the statistics then hold as `ready`; None
             computes no loss.
         weight: factor of that loss.
@@ -66,10 +58,11 @@ def measure(
         find_origin: looks for what the source was computed from. Where it finds that and the
             kernels run, the source is not kept, and what is handed on may be overwritten.
     """
+    source, scores, mask, count, reading = tokens
     check_norm(reading.norm)
     if transforms_active():
-        return _by_autograd(source, scores, mask, count, reading, terms, weight, passing)
-    by_kernels = wants_kernels(source, scores, mask, reading)
+        return _by_autograd(tokens, terms, weight, passing)
+    by_kernels = wants_kernels(tokens)
     keeps_direction, keeps_slopes = (_has_room(source, reading, vectors) for vectors in (2, 3))
     origin = None
     if find_origin is not None and by_kernels and keeps_direction:
@@ -110,9 +103,8 @@ class _Atoms(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         compute = backend(job.by_kernels)
-        copied, charge, table, mean_direction = compute.read_atoms(
-            source, scores, mask, count, job.reading, job.passing == "clone"
-        )
+        tokens = Tokens(source, scores, mask, count, job.reading)
+        copied, charge, table, mean_direction = compute.read_atoms(tokens, job.passing == "clone")
         outputs, slopes = [charge, table], None
         if job.terms is not None:
             gradient = job.keeps_slopes and any(ctx.needs_input_grad[:2])
@@ -160,8 +152,9 @@ class _Atoms(torch.autograd.Function):
                 slopes = slopes * grad_loss
                 grad_table = slopes if grad_table is None else grad_table + slopes
         assert grad_table is not None
-        known = source, scores, ctx.mask, ctx.count, ctx.table, ctx.mean_direction, job.reading
-        first, second = compute.atoms_gradient(*known, grad_passed, grad_table, scale, ctx.line)
+        tokens = Tokens(source, scores, ctx.mask, ctx.count, job.reading)
+        known = Known(ctx.table, ctx.mean_direction, ctx.line)
+        first, second = compute.atoms_gradient(tokens, known, grad_passed, grad_table, scale)
         return first, second, *rest
 
 
@@ -176,7 +169,8 @@ def _differentiable_backward(
     job = ctx.job
     if ctx.affine is not None:
         source = ctx.affine.normalize(source)
-    table = reference.table_of(reference.read_atoms(source, scores, ctx.mask, job.reading))
+    tokens = Tokens(source, scores, ctx.mask, ctx.count, job.reading)
+    table = reference.table_of(reference.read_atoms(tokens))
     outputs, arriving = [], []
     if grad_table is not None:
         outputs.append(table)
@@ -197,17 +191,11 @@ def _differentiable_backward(
 
 
 def _by_autograd(
-    source: Tensor,
-    scores: Tensor | None,
-    mask: Tensor | None,
-    count: Tensor,
-    reading: Reading,
-    terms: Terms | None,
-    weight: float,
-    passing: str | None,
+    tokens: Tokens, terms: Terms | None, weight: float, passing: str | None
 ) -> Measured:
     """The same by the plain formulas, for torch.func and forward-mode AD."""
-    atoms = reference.read_atoms(source, scores, mask, reading)
+    source, count = tokens.source, tokens.counts
+    atoms = reference.read_atoms(tokens)
     statistics = Statistics(reference.table_of(atoms), count)
     if terms is not None:
         loss = weight * reference.pair_loss(statistics, terms)

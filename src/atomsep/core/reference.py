@@ -9,32 +9,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atomsep.core.statistics import Reading, Statistics, Terms
-from atomsep.functional import (
-    Atoms,
-    AtomStatistics,
-    coulomb,
-    form_atoms,
-    neutrality,
-    occupancy,
-    scale_unit,
-    soften,
-)
+from atomsep import functional as F
+from atomsep.core.statistics import Statistics, Terms, Tokens
 
 
-def read_atoms(
-    source: Tensor, scores: Tensor | None, mask: Tensor | None, reading: Reading
-) -> Atoms:
+def read_atoms(tokens: Tokens) -> F.Atoms:
     """The atoms of a tensor of tokens."""
-    tokens = reading.layout.tokens(source)
+    source, scores, mask, _, (layout, feature, norm) = tokens
+    latent = layout.tokens(source)
     if scores is None:
-        return form_atoms(tokens, mask, norm=reading.norm, charge=reading.feature or 0)
-    return form_atoms(
-        tokens, mask, norm=reading.norm, charge=lambda _: scores, position=lambda p: p
-    )
+        return F.form_atoms(latent, mask, norm=norm, charge=feature or 0)
+    return F.form_atoms(latent, mask, norm=norm, charge=lambda _: scores, position=lambda p: p)
 
 
-def table_of(atoms: Atoms) -> Tensor:
+def table_of(atoms: F.Atoms) -> Tensor:
     """The table of statistics of some atoms."""
     return Statistics.pack(
         *(atoms.protons, atoms.electrons, atoms.charge_sum, atoms.charge_square),
@@ -62,26 +50,26 @@ def pair_loss(
     return listed_energy(statistics, first, second, terms).mean() + constraints(statistics, terms)
 
 
-def constraints(statistics: AtomStatistics, terms: Terms) -> Tensor:
+def constraints(statistics: F.AtomStatistics, terms: Terms) -> Tensor:
     """Weighted mean over samples of neutrality and occupancy."""
     return (
-        terms.neutrality * neutrality(statistics, terms.scale)
-        + terms.occupancy * occupancy(statistics, terms.scale)
+        terms.neutrality * F.neutrality(statistics, terms.scale)
+        + terms.occupancy * F.occupancy(statistics, terms.scale)
     ).mean()
 
 
 def listed_energy(
-    statistics: AtomStatistics, first: Tensor, second: Tensor, terms: Terms
+    statistics: F.AtomStatistics, first: Tensor, second: Tensor, terms: Terms
 ) -> Tensor:
     """Energy of the pairs (first[i], second[i])."""
-    unit = scale_unit(statistics.count, terms.scale)
+    unit = F.scale_unit(statistics.count, terms.scale)
     net = statistics.charge_sum * unit
     protons, electrons = statistics.protons * unit, statistics.electrons * unit
     difference = statistics.nucleus[first] - statistics.nucleus[second]
     if terms.norm == 2:
         distance = (difference.square().sum(-1) + terms.softening**2).sqrt()
     else:
-        distance = soften(difference.abs().sum(-1, keepdim=True), terms.softening).squeeze(-1)
+        distance = F.soften(difference.abs().sum(-1, keepdim=True), terms.softening).squeeze(-1)
     opposite = protons[first] * electrons[second] + electrons[first] * protons[second]
     mean_radius = (statistics.radius[first] + statistics.radius[second]) / 2
-    return coulomb(net[first] * net[second], opposite, mean_radius, distance)
+    return F.coulomb(net[first] * net[second], opposite, mean_radius, distance)

@@ -30,6 +30,39 @@ class Reading(NamedTuple):
     norm: Norm
 
 
+class Tokens(NamedTuple):
+    """A tensor of tokens, and all that is needed to read it.
+
+    Attributes:
+        source: the tokens in their layout. With `reading.feature` it holds the scores too.
+        scores: `(M, N)` where `reading.feature` is None.
+        mask: True on real tokens, `(M, N)`.
+        counts: number of real tokens, `(M,)`, in float32 or the source's float64.
+        reading: layout, feature and norm.
+    """
+
+    source: Tensor
+    scores: Tensor | None
+    mask: Tensor | None
+    counts: Tensor
+    reading: Reading
+
+
+class Known(NamedTuple):
+    """What the backward pass knows from the forward pass.
+
+    Attributes:
+        table: the statistics, `(M, 5 + h')`.
+        mean_direction: s, `(M, h')`; None has it recomputed.
+        line: stretch and shift per feature, `(h,)`, float32, that turn the source of the backward
+            pass into the tokens; None where it is the tokens.
+    """
+
+    table: Tensor
+    mean_direction: Tensor | None = None
+    line: tuple[Tensor, Tensor] | None = None
+
+
 class Terms(NamedTuple):
     """What the loss consists of: `mean E + neutrality · (...) + occupancy · (...)`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -60,11 +60,8 @@ class Held:
 
 
 def _copied(statistics: Statistics) -> Statistics:
-    ready: Any = statistics.ready
-    if ready is not None:
-        ready = type(ready)(ready[0].clone(), *ready[1:])
-    table, count = statistics.table.clone(), statistics.count.clone()
-    return replace(statistics, table=table, count=count, ready=ready)
+    table, count, ready = statistics.table.clone(), statistics.count.clone(), statistics.ready
+    return Statistics(table, count, ready and ready._replace(loss=ready.loss.clone()))
 
 
 class _Own(threading.local):

@@ -11,7 +11,7 @@ from torch import Tensor
 from atomsep.checks import count_tokens
 from atomsep.core import kernels, plain
 from atomsep.core.layout import Layout
-from atomsep.core.statistics import Reading
+from atomsep.core.statistics import Known, Reading, Tokens
 
 GRADIENT = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 CHARGE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
@@ -97,11 +97,11 @@ def check(case: Case, device: torch.device) -> None:
     wide_scores = None if scores is None else scores.double()
 
     moved = source.to(device), _to(scores, device), _to(mask, device), count.to(device)
-    assert kernels.supports(*moved[:3], reading)
-    copied, charge, table, mean_direction = kernels.read_atoms(*moved, reading, case.copy)
-    _, expected_charge, expected, _ = plain.read_atoms(
-        wide, wide_scores, mask, count.double(), reading
-    )
+    tokens = Tokens(*moved, reading)
+    assert kernels.supports(tokens)
+    copied, charge, table, mean_direction = kernels.read_atoms(tokens, case.copy)
+    exact = Tokens(wide, wide_scores, mask, count.double(), reading)
+    _, expected_charge, expected, _ = plain.read_atoms(exact)
 
     assert (copied is not None) == case.copy
     if copied is not None:
@@ -129,10 +129,10 @@ def check(case: Case, device: torch.device) -> None:
         if case.passed == "other":
             grad_passed = grad_passed.transpose(0, -1).contiguous().transpose(0, -1)
     grad_source, grad_scores = kernels.atoms_gradient(
-        *(*moved, table, mean_direction, reading, _to(grad_passed, device), grad_table)
+        *(tokens, Known(table, mean_direction), _to(grad_passed, device), grad_table)
     )
     expected_source, expected_scores = plain.atoms_gradient(
-        *(wide, wide_scores, mask, count.double(), expected, None, reading),
+        *(exact, Known(expected)),
         *(None if grad_passed is None else grad_passed.double(), grad_table.double().cpu()),
     )
     tolerance = GRADIENT[case.dtype]

@@ -17,7 +17,7 @@ from atomsep import AtomLoss, use_kernels
 from atomsep.core import kernels
 from atomsep.core.kernels import ops
 from atomsep.core.layout import Layout
-from atomsep.core.statistics import Reading
+from atomsep.core.statistics import Reading, Tokens
 
 
 def tokens(device: torch.device, *shape: int) -> Tensor:
@@ -42,10 +42,11 @@ def test_operators_keep_their_promises(device: torch.device) -> None:
         (source.transpose(0, 1), None, None, count, True, ("length_first", 0, 0, 2)),
     ):
         read, gradient = ops._read_op, ops._gradient_op
-        torch.library.opcheck(read, (*known, copy, *reading), test_utils=checks)
-        _, _, table, s = read(*known, copy, *reading)
+        given = *known, *reading
+        torch.library.opcheck(read, (*given, copy), test_utils=checks)
+        _, _, table, s = read(*given, copy)
         for direction, passed, scale in ((s, known[0], None), (None, None, count[0])):
-            arguments = (*known, table, direction, passed, table, scale, *reading)
+            arguments = (*given, table, direction, passed, table, scale)
             torch.library.opcheck(gradient, arguments, test_utils=checks)
     for wanted in (True, False):
         arguments = (tokens(device, 3, 9), count, 0.5, wanted, 2, 1e-2, "mean", 1.0, 1.0)
@@ -181,8 +182,10 @@ def test_what_is_supported(device: torch.device) -> None:
     reading = Reading(Layout(), 0, 2)
     planes = Reading(Layout("channels_first"), 0, 2)
 
+    count = torch.full((2,), 6.0, device=device)
+
     def supports(source: Tensor, reading: Reading = reading) -> bool:
-        return kernels.supports(source, None, None, reading)
+        return kernels.supports(Tokens(source, None, None, count, reading))
 
     rows = tokens(device, 2, 6, 4)
     assert supports(rows)
@@ -198,7 +201,8 @@ def test_what_is_supported(device: torch.device) -> None:
     assert not supports(image[..., ::2], planes)  # neither features nor tokens lie together
     assert not supports(image.transpose(2, 3), planes)  # tokens are no view
     assert not supports(rows.to("meta"))
-    assert not kernels.supports(rows, rows[..., 0].double(), None, Reading(Layout(), None, 2))
+    scores = rows[..., 0].double()
+    assert not kernels.supports(Tokens(rows, scores, None, count, Reading(Layout(), None, 2)))
 
 
 def test_atomsep_works_without_triton() -> None:

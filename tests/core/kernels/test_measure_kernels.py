@@ -10,7 +10,7 @@ from atomsep.checks import count_tokens
 from atomsep.core import kernels, plain
 from atomsep.core.kernels import blocks, forward
 from atomsep.core.layout import Layout
-from atomsep.core.statistics import Reading
+from atomsep.core.statistics import Known, Reading, Tokens
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -122,19 +122,17 @@ def test_charges_at_their_limits(memory: str, device: torch.device) -> None:
     source = case.arrange(values)
     reading = Reading(case.layout(), 0, 2)
     count = torch.full((4,), 9.0)
-    _, charge, table, mean_direction = kernels.read_atoms(
-        source.to(device), None, None, count.to(device), reading, False
-    )
-    expected = plain.read_atoms(source.double(), None, None, count.double(), reading)[1:3]
+    tokens = Tokens(source.to(device), None, None, count.to(device), reading)
+    _, charge, table, mean_direction = kernels.read_atoms(tokens)
+    exact = Tokens(source.double(), None, None, count.double(), reading)
+    expected = plain.read_atoms(exact)[1:3]
     for value, other in zip((charge, table), expected, strict=True):
         assert relative(value, other) < VALUE
     assert torch.equal(charge.sign().cpu(), expected[0].sign().float())
     assert not mean_direction[0].any()
     assert not mean_direction[3].any()
-    grad, _ = kernels.atoms_gradient(
-        *(source.to(device), None, None, count.to(device), table, mean_direction, reading),
-        *(None, torch.ones_like(table)),
-    )
+    known = Known(table, mean_direction)
+    grad, _ = kernels.atoms_gradient(tokens, known, None, torch.ones_like(table))
     assert grad.isfinite().all()
 
 
@@ -149,8 +147,8 @@ def test_rows_of_other_than_electrons_are_read_once(
     source = torch.randn(3, 41, features, generator=generator).to(device)
     mask = (torch.rand(3, 41, generator=generator) < 0.8).to(device) if masked else None
     reading = Reading(Layout("channels_last"), 0, 2)
-    known = None, mask, count_tokens(source, mask)
-    expected = kernels.read_atoms(source, *known, reading, False)
+    tokens = Tokens(source, None, mask, count_tokens(source, mask), reading)
+    expected = kernels.read_atoms(tokens)
     poisoned = source.clone()
     poisoned[:, :, 1:][source[:, :, 0] >= 0] = torch.nan
 
@@ -162,15 +160,13 @@ def test_rows_of_other_than_electrons_are_read_once(
 
     found = forward._plan
     monkeypatch.setattr(forward, "_plan", plan)
-    for value, other in zip(
-        kernels.read_atoms(source, *known, reading, False)[1:], expected[1:], strict=True
-    ):
+    for value, other in zip(kernels.read_atoms(tokens)[1:], expected[1:], strict=True):
         assert torch.equal(value, other)
     _, _, table, mean_direction = expected
     passed, arriving = torch.randn_like(source), torch.randn_like(table)
-    rest = *known, table, mean_direction, reading, passed, arriving
-    before, _ = kernels.atoms_gradient(source, *rest)
-    after, _ = kernels.atoms_gradient(poisoned, *rest)
+    rest = Known(table, mean_direction), passed, arriving
+    before, _ = kernels.atoms_gradient(tokens, *rest)
+    after, _ = kernels.atoms_gradient(tokens._replace(source=poisoned), *rest)
     assert before.isfinite().all()
     assert torch.equal(before, after)
 
@@ -184,8 +180,8 @@ def test_the_same_bits_every_time(memory: str, features: int, device: torch.devi
     source = case.arrange(values).to(device)
     reading = Reading(case.layout(), 0, 2)
     count = torch.full((3,), 33.0, device=device)
-    first = kernels.read_atoms(source, None, None, count, reading, False)
-    second = kernels.read_atoms(source, None, None, count, reading, False)
+    tokens = Tokens(source, None, None, count, reading)
+    first, second = kernels.read_atoms(tokens), kernels.read_atoms(tokens)
     for one, other in zip(first[1:], second[1:], strict=True):
         assert one is not None
         assert other is not None
@@ -210,7 +206,8 @@ def test_equal_samples_are_equal_atoms(
     sample = torch.randn(1, tokens, features, generator=torch.Generator().manual_seed(0))
     source = case.arrange(sample.expand(5, -1, -1).contiguous()).to(device)
     count = torch.full((5,), float(tokens), device=device)
-    _, *found = kernels.read_atoms(source, None, None, count, Reading(case.layout(), 0, 2))
+    tokens_of = Tokens(source, None, None, count, Reading(case.layout(), 0, 2))
+    _, *found = kernels.read_atoms(tokens_of)
     for value in found:
         assert torch.equal(value, value[:1].expand_as(value))
 
@@ -258,18 +255,17 @@ def test_more_numbers_than_32_bits_count(axes: str, device: torch.device) -> Non
     source = torch.empty(shape, dtype=torch.bfloat16, device=device).normal_()
     reading = Reading(Layout(axes), 0, 2)  # type: ignore[arg-type]
     count = torch.full((9000,), 1024.0, device=device)
-    _, charge, table, direction = kernels.read_atoms(source, None, None, count, reading, False)
+    tokens = Tokens(source, None, None, count, reading)
+    _, charge, table, direction = kernels.read_atoms(tokens)
     arriving = torch.randn_like(table)
-    grad, _ = kernels.atoms_gradient(
-        *(source, None, None, count, table, direction, reading, source, arriving)
-    )
-    alone, one = source[-1:].clone(), count[-1:]
-    expected = kernels.read_atoms(alone, None, None, one, reading, False)
+    grad, _ = kernels.atoms_gradient(tokens, Known(table, direction), source, arriving)
+    alone = Tokens(source[-1:].clone(), None, None, count[-1:], reading)
+    expected = kernels.read_atoms(alone)
     # s is held against the sum of its weights, as in `check`: directions cancel
     scales = None, None, expected[2][:, 1].double().cpu() / 1024
     for value, other, scale in zip((charge, table, direction), expected[1:], scales, strict=True):
         assert relative(value[-1:], other.double().cpu(), scale) < 1e-6
     expected_grad, _ = kernels.atoms_gradient(
-        *(alone, None, None, one, *expected[2:], reading, alone, arriving[-1:])
+        alone, Known(*expected[2:]), alone.source, arriving[-1:]
     )
     assert relative(grad[-1:], expected_grad.double().cpu()) < 1e-4

@@ -25,13 +25,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from atomsep.core.kernels.strides import token_view
 
 if TYPE_CHECKING:
     from atomsep.core.layout import Layout
-    from atomsep.core.statistics import Reading
+    from atomsep.core.statistics import Tokens
 
 OLDEST_TRITON = (3, 4)
 """Earlier compilers refuse some of the kernels, or interpret them wrongly."""
@@ -53,12 +52,13 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # for tests
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def supports(source: Tensor, scores: Tensor | None, mask: Tensor | None, reading: Reading) -> bool:
+def supports(tokens: Tokens) -> bool:
     """Whether the kernels can read these tensors as they are.
 
     They need float32, bfloat16 or float16 on one device, tokens that are a view of the source, and
     features or tokens that are adjacent in memory.
     """
+    source, scores, mask, _, reading = tokens
     if not (_FOUND and source.device.type == ("cpu" if _INTERPRETED else "cuda")):
         return False
     if source.dtype not in _TYPES or (scores is not None and scores.dtype not in _TYPES):

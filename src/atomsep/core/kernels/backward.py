@@ -50,31 +50,27 @@ from atomsep.core.kernels.tile import (
 
 if TYPE_CHECKING:
     from atomsep.core.layout import Layout
-    from atomsep.core.statistics import Reading
+    from atomsep.core.statistics import Known, Reading, Tokens
 
 
 def atoms_gradient(
-    source: Tensor,
-    scores: Tensor | None,
-    mask: Tensor | None,
-    count: Tensor,
-    table: Tensor,
-    mean_direction: Tensor | None,
-    reading: Reading,
+    tokens: Tokens,
+    known: Known,
     grad_passed: Tensor | None,
     grad_table: Tensor,
     scale: Tensor | None = None,
-    line: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """See `atomsep.core.backend.Backend`."""
+    source, scores, mask, count, reading = tokens
+    table, mean_direction, line = known
     if mean_direction is None:
-        *_, mean_direction = read_atoms(source, scores, mask, count, reading)
+        *_, mean_direction = read_atoms(tokens)
     layout = reading.layout
     grad_source = empty_like(source, layout)
     scores = None if scores is None else scores.contiguous()
     mask = None if mask is None else mask.contiguous()
     grad_scores = None if scores is None else torch.empty_like(scores)
-    tokens, _ = _tokens_of(source, source, layout)
+    first, _ = _tokens_of(source, source, layout)
     written, written_apart = _tokens_of(grad_source, source, layout)
     arriving = arriving_apart = None
     if grad_passed is not None:
@@ -93,8 +89,8 @@ def atoms_gradient(
         *(scale is None, count.dtype, stretches is None),
     )
     with on(source.device):
-        known = tokens, scores, mask, stretches, shifts, count, table, mean_direction
-        launch((*known, arriving, grad_table.contiguous(), scale, written, grad_scores))
+        given = first, scores, mask, stretches, shifts, count, table, mean_direction
+        launch((*given, arriving, grad_table.contiguous(), scale, written, grad_scores))
     return grad_source, grad_scores
 
 

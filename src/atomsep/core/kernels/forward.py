@@ -31,37 +31,23 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from atomsep.core.kernels.blocks import (
-    Blocks,
-    Latent,
-    ceil_div,
-    electron_programs,
-    keeps_lightness,
-    nucleus_blocks,
-    radius_blocks,
-    sample_blocks,
-)
+from atomsep.core.kernels import blocks as rules
+from atomsep.core.kernels.blocks import Blocks, Latent, ceil_div
 from atomsep.core.kernels.forward_kernels import atoms_kernel, nucleus_kernel, radius_kernel
 from atomsep.core.kernels.launch import Launch, on
 from atomsep.core.kernels.strides import empty_like, geometry, score_at, token_view
 from atomsep.core.statistics import FIELDS
 
 if TYPE_CHECKING:
-    from atomsep.core.statistics import Reading
+    from atomsep.core.statistics import Reading, Tokens
 
 TALLIES = 4
 """Numbers that a tile of the first launch leaves next to its sums over features."""
 
 
-def read_atoms(
-    source: Tensor,
-    scores: Tensor | None,
-    mask: Tensor | None,
-    count: Tensor,
-    reading: Reading,
-    copy: bool = False,
-) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+def read_atoms(tokens: Tokens, copy: bool = False) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
     """See `atomsep.core.backend.Backend`."""
+    source, scores, mask, count, reading = tokens
     layout, device = reading.layout, source.device
     copied = target = None
     if copy:
@@ -72,7 +58,7 @@ def read_atoms(
         elif layout.skip:
             layout.front(copied).copy_(layout.front(source))
             target = layout.tokens(copied)
-    tokens = layout.tokens(source) if layout.skip else source
+    first = layout.tokens(source) if layout.skip else source
     scores = None if scores is None else scores.contiguous()
     mask = None if mask is None else mask.contiguous()
     plan = _plan(
@@ -84,7 +70,7 @@ def read_atoms(
     mean_direction = torch.empty(plan.mean_direction, dtype=torch.float32, device=device)
     with on(device):
         if plan.whole is not None:
-            plan.whole((tokens, scores, mask, target, count, charge, table, mean_direction))
+            plan.whole((first, scores, mask, target, count, charge, table, mean_direction))
         else:
             arrivals = torch.empty(plan.charge[0], dtype=torch.int32, device=device)
             scratch = torch.empty(plan.scratch, dtype=torch.float32, device=device)
@@ -95,8 +81,8 @@ def read_atoms(
                 order = torch.empty(plan.charge, dtype=torch.int16, device=device)
             assert plan.nucleus is not None
             assert plan.radius is not None
-            plan.nucleus((tokens, scores, mask, target, charge, lightness, scratch, arrivals))
-            known = tokens, scores, mask, lightness, order, count
+            plan.nucleus((first, scores, mask, target, charge, lightness, scratch, arrivals))
+            known = first, scores, mask, lightness, order, count
             plan.radius((*known, scratch, arrivals, table, mean_direction))
     return copied, charge, table, mean_direction
 
@@ -136,7 +122,7 @@ def _plan(
     read = {"ROWS": where.rows, "ALIGN": where.align, "FEATURE": score_at(view, feature)}
 
     latent = Latent(samples, length, features, dtype.itemsize, where.rows, where.align)
-    whole = sample_blocks(latent)
+    whole = rules.sample_blocks(latent)
     if whole is not None:
         launch = Launch(
             *(atoms_kernel, device, (samples,), (*numbers, whole.steps), whole.warps),
@@ -145,12 +131,12 @@ def _plan(
         )  # fmt: skip
         return _Plan(*out, 0, False, False, whole=launch)
 
-    first, second = nucleus_blocks(latent), radius_blocks(latent)
+    first, second = rules.nucleus_blocks(latent), rules.radius_blocks(latent)
     covers = second.features >= features
-    lightness = keeps_lightness(latent)
+    lightness = rules.keeps_lightness(latent)
     lists = lightness and where.rows
     tiles = _tiles(length, first)
-    second_tiles = electron_programs(samples, length) if lists else _tiles(length, second)
+    second_tiles = rules.electron_programs(samples, length) if lists else _tiles(length, second)
     span = ceil_div(length, second_tiles)
     assert span <= second.tokens * second.steps
     chunks = ceil_div(features, first.features)

@@ -18,7 +18,7 @@ from atomsep.core.backend import guarded
 from atomsep.core.kernels.strides import empty_like
 from atomsep.core.layout import Layout
 from atomsep.core.plain.atoms import apply_line
-from atomsep.core.statistics import FIELDS, Reading, Terms
+from atomsep.core.statistics import FIELDS, Known, Reading, Terms, Tokens
 
 _LIBRARY = Library("atomsep", "DEF")
 _TAG = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
@@ -33,31 +33,39 @@ def _operator(schema: str, real: Callable[..., Any], fake: Callable[..., Any]) -
     return getattr(torch.ops.atomsep, name)
 
 
-def _reading(axes: Any, skip: int, feature: int | None, norm: Any) -> Reading:
-    return Reading(Layout(axes, skip), feature, norm)
+def _pack(source: Tensor, scores: Any, mask: Any, count: Any, *reading: Any) -> Tokens:
+    axes, skip, feature, norm = reading
+    return Tokens(source, scores, mask, count, Reading(Layout(axes, skip), feature, norm))
 
 
-def _flat(reading: Reading) -> tuple[str, int, int | None, int]:
-    layout, feature, norm = reading
-    return layout.axes, layout.skip, feature, norm
+def _flat(tokens: Tokens) -> tuple[Any, ...]:
+    *tensors, (layout, feature, norm) = tokens
+    return *tensors, layout.axes, layout.skip, feature, norm
 
 
 def _or_empty(tensor: Tensor | None, like: Tensor) -> Tensor:
     return like.new_empty(0) if tensor is None else tensor
 
 
-def _read(source: Tensor, scores: Any, mask: Any, count: Any, copy: bool, *reading: Any) -> Any:
-    copied, *rest = guarded.read_atoms(source, scores, mask, count, _reading(*reading), copy)
-    charge, table, mean_direction = rest
-    return _or_empty(copied, source), charge, table, _or_empty(mean_direction, table)
+_TOKENS = (
+    "Tensor source, Tensor? scores, Tensor? mask, Tensor count, str axes, int skip, int? feature, "
+    "int norm"
+)
 
 
-def _read_fake(source: Tensor, scores: Any, mask: Any, count: Any, copy: bool, *key: Any) -> Any:
-    layout, feature, _ = _reading(*key)
+def _read(*arguments: Any) -> tuple[Tensor, ...]:
+    tokens, copy = _pack(*arguments[:-1]), arguments[-1]
+    copied, charge, table, mean_direction = guarded.read_atoms(tokens, copy)
+    copied = _or_empty(copied, tokens.source)
+    return copied, charge, table, _or_empty(mean_direction, table)
+
+
+def _read_fake(*arguments: Any) -> tuple[Tensor, ...]:
+    source, _, _, _, (layout, feature, _) = _pack(*arguments[:-1])
     samples, length, features = layout.sizes(source)
     width = features if feature is None else features - 1
     return (
-        empty_like(source, layout) if copy else source.new_empty(0),
+        empty_like(source, layout) if arguments[-1] else source.new_empty(0),
         source.new_empty(samples, length),
         source.new_empty(samples, FIELDS + width, dtype=torch.float32),
         source.new_empty(samples, width, dtype=torch.float32),
@@ -65,68 +73,52 @@ def _read_fake(source: Tensor, scores: Any, mask: Any, count: Any, copy: bool, *
 
 
 _read_op = _operator(
-    "read_atoms(Tensor source, Tensor? scores, Tensor? mask, Tensor count, bool copy, str axes, "
-    "int skip, int? feature, int norm) -> (Tensor, Tensor, Tensor, Tensor)",
-    _read,
-    _read_fake,
+    f"read_atoms({_TOKENS}, bool copy) -> (Tensor, Tensor, Tensor, Tensor)", _read, _read_fake
 )
 
 
 def read_atoms(
-    source: Tensor,
-    scores: Tensor | None,
-    mask: Tensor | None,
-    count: Tensor,
-    reading: Reading,
-    copy: bool = False,
+    tokens: Tokens, copy: bool = False
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
     """See `atomsep.core.backend.Backend`."""
-    copied, *rest = _read_op(source, scores, mask, count, copy, *_flat(reading))
-    charge, table, mean_direction = rest
+    copied, charge, table, mean_direction = _read_op(*_flat(tokens), copy)
     return copied if copy else None, charge, table, mean_direction
 
 
 def _gradient(*arguments: Any) -> tuple[Tensor, Tensor]:
-    (*known, grad_passed, grad_table, scale), reading = arguments[:-4], _reading(*arguments[-4:])
-    first, second = guarded.atoms_gradient(*known, reading, grad_passed, grad_table, scale)
+    *tokens, table, mean_direction, grad_passed, grad_table, scale = arguments
+    first, second = guarded.atoms_gradient(
+        _pack(*tokens), Known(table, mean_direction), grad_passed, grad_table, scale
+    )
     return first, _or_empty(second, first)
 
 
-def _gradient_fake(source: Tensor, scores: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+def _gradient_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
+    source, scores, _, _, reading = _pack(*arguments[:-5])
     second = None if scores is None else torch.empty_like(scores.contiguous())
-    return empty_like(source, Layout(*rest[-4:-2])), _or_empty(second, source)
+    return empty_like(source, reading.layout), _or_empty(second, source)
 
 
 _gradient_op = _operator(
-    "atoms_gradient(Tensor source, Tensor? scores, Tensor? mask, Tensor count, Tensor table, "
-    "Tensor? mean_direction, Tensor? grad_passed, Tensor grad_table, Tensor? scale, str axes, "
-    "int skip, int? feature, int norm) -> (Tensor, Tensor)",
+    f"atoms_gradient({_TOKENS}, Tensor table, Tensor? mean_direction, Tensor? grad_passed, "
+    "Tensor grad_table, Tensor? scale) -> (Tensor, Tensor)",
     _gradient,
     _gradient_fake,
 )
 
 
 def atoms_gradient(
-    source: Tensor,
-    scores: Tensor | None,
-    mask: Tensor | None,
-    count: Tensor,
-    table: Tensor,
-    mean_direction: Tensor | None,
-    reading: Reading,
+    tokens: Tokens,
+    known: Known,
     grad_passed: Tensor | None,
     grad_table: Tensor,
     scale: Tensor | None = None,
-    line: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """See `atomsep.core.backend.Backend`."""
-    if line is not None:  # where a compiler traces the backward pass alone
-        source = apply_line(source, line)
-    first, second = _gradient_op(
-        *(source, scores, mask, count, table, mean_direction, grad_passed, grad_table, scale),
-        *_flat(reading),
-    )
-    return first, None if scores is None else second
+    if known.line is not None:  # where a compiler traces the backward pass alone
+        tokens = tokens._replace(source=apply_line(tokens.source, known.line))
+    first, second = _gradient_op(*_flat(tokens), *known[:2], grad_passed, grad_table, scale)
+    return first, None if tokens.scores is None else second
 
 
 def _loss(table: Tensor, count: Tensor, weight: float, gradient: bool, *terms: Any) -> Any:

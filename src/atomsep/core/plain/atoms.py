@@ -24,7 +24,7 @@ from torch import Tensor
 
 from atomsep.checks import Norm
 from atomsep.core.plain.precision import full_precision
-from atomsep.core.statistics import FIELDS, Reading, Statistics
+from atomsep.core.statistics import FIELDS, Known, Statistics, Tokens
 from atomsep.functional import widen
 
 SLAB = {"cpu": 1 << 20}
@@ -52,15 +52,15 @@ class _Slab(NamedTuple):
     mass: Tensor
 
 
-def _read_slab(
-    tokens: Tensor, scores: Tensor | None, mask: Tensor | None, feature: int | None
-) -> _Slab:
-    tokens = widen(tokens)
+def _read_slab(whole: Tokens, some: slice) -> _Slab:
+    source, scores, mask, _, (layout, feature, _) = whole
+    mask = None if mask is None else mask[some]
+    tokens = widen(layout.tokens(source)[some])
     if not torch.compiler.is_compiling() and tokens.stride(0) < tokens.stride(1):
         tokens = tokens.contiguous()  # sums over interleaved samples may round each differently
     if mask is not None:  # padding may hold anything, NaN too
         tokens = tokens.masked_fill(~mask.unsqueeze(-1), 0)
-    raw = tokens[..., feature] if scores is None else widen(scores)
+    raw = tokens[..., feature] if scores is None else widen(scores[some])
     if mask is not None and scores is not None:
         raw = raw.masked_fill(~mask, 0)
     charge = torch.tanh(raw / 2)
@@ -100,24 +100,13 @@ def _dot(vectors: Tensor, v: Tensor) -> Tensor:
 
 @full_precision
 def read_atoms(
-    source: Tensor,
-    scores: Tensor | None,
-    mask: Tensor | None,
-    count: Tensor,
-    reading: Reading,
-    copy: bool = False,
+    tokens: Tokens, copy: bool = False
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
     """See `atomsep.core.backend.Backend`; s is left to the backward pass."""
-    layout, feature, norm = reading
-    tokens = layout.tokens(source)
+    source, _, _, count, (layout, feature, norm) = tokens
     charges, tables = [], []
-    for some in slabs(tokens):
-        slab = _read_slab(
-            tokens[some],
-            None if scores is None else scores[some],
-            None if mask is None else mask[some],
-            feature,
-        )
+    for some in slabs(layout.tokens(source)):
+        slab = _read_slab(tokens, some)
         share = 1 / count[some]
         nucleus = _weighted_sum(slab.mass, slab.tokens) * share.unsqueeze(1)
         _, spread = _offsets(slab.tokens, nucleus, feature, norm)
@@ -137,46 +126,35 @@ def read_atoms(
 
 @full_precision
 def atoms_gradient(
-    source: Tensor,
-    scores: Tensor | None,
-    mask: Tensor | None,
-    count: Tensor,
-    table: Tensor,
-    mean_direction: Tensor | None,
-    reading: Reading,
+    tokens: Tokens,
+    known: Known,
     grad_passed: Tensor | None,
     grad_table: Tensor,
     scale: Tensor | None = None,
-    line: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """See `atomsep.core.backend.Backend`; s is recomputed."""
-    layout, feature, norm = reading
     if scale is not None:
         grad_table = grad_table * scale
-    if line is not None:
-        source = apply_line(source, line)
+    if known.line is not None:
+        tokens = tokens._replace(source=apply_line(tokens.source, known.line))
+    source, scores, mask, count, (layout, feature, norm) = tokens
     if torch.compiler.is_compiling():  # the compiler chooses strides
         grad_source = torch.empty_like(source, memory_format=torch.contiguous_format)
     else:
         grad_source = layout.empty_like(source)
     grad_scores = None if scores is None else torch.empty_like(scores)
-    tokens, written = layout.tokens(source), layout.tokens(grad_source)
+    written = layout.tokens(grad_source)
     arriving = None if grad_passed is None else layout.tokens(grad_passed)
     if layout.skip:
         if grad_passed is None:
             layout.front(grad_source).zero_()
         else:
             layout.front(grad_source).copy_(layout.front(grad_passed))
-    for some in slabs(tokens):
-        slab = _read_slab(
-            tokens[some],
-            None if scores is None else scores[some],
-            None if mask is None else mask[some],
-            feature,
-        )
+    for some in slabs(written):
+        slab = _read_slab(tokens, some)
         g_protons, g_electrons, g_sum, g_square, g_radius = grad_table[some, :FIELDS].split(1, 1)
         share = (1 / count[some]).unsqueeze(1)
-        nucleus = _with(table[some, FIELDS:], feature)
+        nucleus = _with(known.table[some, FIELDS:], feature)
         offset, spread = _offsets(slab.tokens, nucleus, feature, norm)
         pull = torch.where(spread == 0, 0, slab.lightness / spread) if norm == 2 else slab.lightness
         direction = offset if norm == 2 else offset.sign_()

@@ -10,7 +10,7 @@ sample is twice that of its own row with the others held fixed. Rows are compute
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -32,8 +32,7 @@ def pair_loss(
         energies.append(rows.energy().sum())
         if gradient:
             slopes.append(rows.gradient())
-    pairs = max(1, len(count) * (len(count) - 1))
-    loss = weight * (torch.stack(energies).sum() / pairs + constraints(statistics, terms))
+    loss = weight * (_mean(statistics, energies) + constraints(statistics, terms))
     return loss, _gradient(statistics, terms, slopes, weight) if gradient else None
 
 
@@ -63,18 +62,18 @@ def _gradient(
 
 def mean_energy(statistics: Statistics, terms: Terms) -> Tensor:
     """Mean energy over all pairs; 0 for a single sample. Not differentiable."""
-    return _mean_over_pairs(rows.energy() for rows in row_blocks(statistics, terms))
+    return _mean(statistics, (rows.energy().sum() for rows in row_blocks(statistics, terms)))
 
 
 def mean_distance(statistics: Statistics, terms: Terms) -> Tensor:
     """Mean distance of nuclei over all pairs, unsoftened; 0 for a single sample."""
-    return _mean_over_pairs(rows.raw for rows in row_blocks(statistics, terms))
+    return _mean(statistics, (rows.raw.sum() for rows in row_blocks(statistics, terms)))
 
 
-def _mean_over_pairs(blocks: Iterator[Tensor]) -> Tensor:
-    sums = [(block.sum(), block.shape[1]) for block in blocks]
-    samples = sums[0][1]
-    return torch.stack([total for total, _ in sums]).sum() / max(1, samples * (samples - 1))
+def _mean(statistics: Statistics, sums: Iterable[Tensor]) -> Tensor:
+    """Mean over all pairs, from sums over blocks of rows."""
+    samples = len(statistics.count)
+    return torch.stack(list(sums)).sum() / max(1, samples * (samples - 1))
 
 
 BLOCK = 1 << 22

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def full_precision(
-    function: Callable[Concatenate[Tensor, P], R],
-) -> Callable[Concatenate[Tensor, P], R]:
+def full_precision(function: Callable[P, R]) -> Callable[P, R]:
     """Run a function with autocast disabled on the device of its first argument."""
 
     @wraps(function)
-    def wrapped(first: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with torch.autocast(first.device.type, enabled=False):
-            return function(first, *args, **kwargs)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        tensor = getattr(args[0], "source", args[0])  # of tokens, or a table
+        with torch.autocast(tensor.device.type, enabled=False):
+            return function(*args, **kwargs)
 
     return wrapped
