@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -17,7 +17,7 @@ def full_precision(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        tensor = getattr(args[0], "source", args[0])  # of tokens, or a table
+        tensor: Any = getattr(args[0], "source", args[0])  # of tokens, or a table
         with torch.autocast(tensor.device.type, enabled=False):
             return function(*args, **kwargs)
 
