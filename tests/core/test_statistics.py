@@ -10,6 +10,7 @@ from torch import Tensor
 
 from atomsep import AtomLoss
 from atomsep import functional as F
+from atomsep.checks import count_tokens
 from atomsep.core.layout import Layout
 from atomsep.core.node import measure
 from atomsep.core.plain import atoms as slabs
@@ -29,7 +30,7 @@ def read(
     latent: Tensor, mask: Tensor | None = None, *, norm: int = 2, charge: int = 0
 ) -> Statistics:
     """The closed form of a latent `(M, N, h)`."""
-    count = F.count_tokens(latent, mask)
+    count = count_tokens(latent, mask)
     return measure(Tokens(latent, None, mask, count, Reading(Layout(), charge, norm))).statistics
 
 
@@ -68,7 +69,7 @@ def test_closed_form_of_given_scores_equals_autograd(mask: Tensor | None, norm: 
     positions = make_batch(4, 5, 3, seed=2).requires_grad_()
     scores = make_batch(4, 5, seed=3).requires_grad_()
     plain = F.form_atoms(positions, mask, norm=norm, charge=lambda _: scores, position=lambda p: p)
-    count = F.count_tokens(positions, mask)
+    count = count_tokens(positions, mask)
     reading = Reading(Layout(), None, norm)
     fused = measure(Tokens(positions, scores, mask, count, reading)).statistics
     for name in FIELDS:
@@ -121,7 +122,7 @@ def test_every_gradient_is_written(poisoned_memory: None, mask: Tensor | None) -
     plain = gradient(weigh(F.form_atoms(latent, mask)), latent)
     close(*gradient(weigh(read(latent, mask)), latent), *plain)
     skipped = torch.cat([make_batch(4, 2, 4, seed=7), latent.detach()], 1).requires_grad_()
-    count = F.count_tokens(latent, mask)
+    count = count_tokens(latent, mask)
     reading = Reading(Layout(skip=2), 0, 2)
     source = measure(Tokens(skipped, None, mask, count, reading)).statistics
     (grad,) = gradient(weigh(source), skipped)
