@@ -81,14 +81,16 @@ def _offsets(
     return offset, offset.square().sum(-1).sqrt_()
 
 
-def _weighted_sum(weights: Tensor, vectors: Tensor) -> Tensor:
+def _weighted_sum(weights: Tensor, vectors: Tensor, exact: bool) -> Tensor:
     """Sum of w_i x_i over tokens: `(M, N)`, `(M, N, h)` to `(M, h)`.
 
-    Not a matrix product: that may round equal samples differently, and the softened 1/d of two
-    nuclei that should coincide would turn the difference into large gradients. On a GPU it may
-    also round to TF32.
+    A matrix product is faster on a CPU, but may round equal samples differently. That must not
+    happen to nuclei: 1/d of two that should coincide would turn it into large gradients. On a GPU
+    it may round to TF32.
     """
-    return (weights.unsqueeze(-1) * vectors).sum(1)
+    if exact or vectors.device.type == "cuda":
+        return (weights.unsqueeze(-1) * vectors).sum(1)
+    return torch.bmm(weights.unsqueeze(1), vectors).squeeze(1)
 
 
 def _dot(vectors: Tensor, v: Tensor) -> Tensor:
@@ -108,7 +110,7 @@ def read_atoms(
     for some in slabs(layout.tokens(source)):
         slab = _read_slab(tokens, some)
         share = 1 / count[some]
-        nucleus = _weighted_sum(slab.mass, slab.tokens) * share.unsqueeze(1)
+        nucleus = _weighted_sum(slab.mass, slab.tokens, exact=True) * share.unsqueeze(1)
         _, spread = _offsets(slab.tokens, nucleus, feature, norm)
         charges.append(slab.charge.to(source.dtype))
         tables.append(
@@ -158,7 +160,7 @@ def atoms_gradient(
         offset, spread = _offsets(slab.tokens, nucleus, feature, norm)
         pull = torch.where(spread == 0, 0, slab.lightness / spread) if norm == 2 else slab.lightness
         direction = offset if norm == 2 else offset.sign_()
-        mean_direction = _weighted_sum(pull, direction) * share
+        mean_direction = _weighted_sum(pull, direction, exact=False) * share
         v = _with(grad_table[some, FIELDS:], feature) - g_radius * mean_direction
 
         along = _dot(slab.tokens, v)
