@@ -146,9 +146,8 @@ class AtomLoss(nn.Module):
         samples, length, features = layout.sizes(source)
         checks.check_tokens(source, samples, length, features, self.charge, self.position)
         count = checks.count_real(samples, length, mask, source)
-        asked: dict[str, Any] = {}
-        if weight is not None and self.pairs == "all":
-            asked = {"terms": self.terms, "weight": weight or 1.0}
+        given = weight is not None and self.pairs == "all"
+        asked: dict[str, Any] = {"terms": self.terms, "weight": weight or 1.0} if given else {}
         drawn = self.tokens is not None and self.tokens < length
         if self.position is None and isinstance(self.charge, int) and not drawn:
             reading = Reading(layout, self.charge, self.terms.norm)
