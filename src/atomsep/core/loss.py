@@ -197,17 +197,18 @@ class AtomLoss(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Sampling goes on where it was: the number of draws belongs to the state."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self._samples:
+        if self.samples:
             destination[f"{prefix}draws"] = torch.tensor(self.draws)
 
     def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
-        draws = state.pop(f"{prefix}draws", None) if self._samples else None
+        draws = state.pop(f"{prefix}draws", None) if self.samples else None
         if draws is not None:
             self.draws = int(draws)
         super()._load_from_state_dict(state, prefix, *rest)
 
     @property
-    def _samples(self) -> bool:
+    def samples(self) -> bool:
+        """Whether pairs or tokens are sampled."""
         return self.pairs == "sampled" or self.tokens is not None
 
     def _generator(self, device: torch.device) -> torch.Generator:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.graphs import replayed
 from atomsep.experiments.latent import MethodOnLayer
 from atomsep.experiments.loading import Batch, Feed
-from atomsep.experiments.randomness import seed_step
+from atomsep.experiments.optimisers import set_rate
 from atomsep.experiments.schedules import scheduled
 from atomsep.experiments.task import Context, Task
 
@@ -71,14 +72,17 @@ class Classification(Task):
         super().__init__()
         if not 0 <= warmup < 1:
             raise ExperimentError(f"warmup must be a share below 1, not {warmup}")
-        self.fabric, self.seed = context.fabric, context.seed
+        self.fabric = context.fabric
         self.rate = context.settings.learning_rate
         self.feed, self.held_out, self.metrics = feed, held_out, metrics
         self.schedule, self.warmup, self.clip = schedule, warmup, clip
         self.steps = feed.steps
         self.on_layer = MethodOnLayer(context, model, optimiser, features)
+        if context.settings.compile:
+            model.compile()
         self.inner = model
         self.model, self.optimiser = self.fabric.setup(model, optimiser)
+        self.execute = replayed(self.compute, context, self.on_layer)
 
     def batches(self, epoch: int, start: int) -> Iterable[Any]:
         """The batches of an epoch, from number `start` on."""
@@ -87,18 +91,21 @@ class Classification(Task):
     def step(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
         """One step of the optimiser."""
         self.unreadable.update(batch.unreadable)
-        batch = batch.to(self.fabric.device)
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.rate * scheduled(self.schedule, progress, self.warmup)
+        set_rate(self.optimiser, self.rate * scheduled(self.schedule, progress, self.warmup))
         if not self.inner.training:  # setting it takes as long as a small model's forward
             self.model.train()
+        return self.execute(batch.to(self.fabric.device))
+
+    def compute(self, batch: Batch) -> Mapping[str, Tensor]:
+        """The step on the device, which a graph may capture."""
         task_loss = nn.functional.cross_entropy(self.logits(batch.inputs), batch.labels)
         self.optimiser.zero_grad()
-        method = self.on_layer.backward(
-            task_loss, batch.labels, lambda: self._second_view(batch, progress)
-        )
+        method = self.on_layer.backward(task_loss, batch.labels, lambda: self._second_view(batch))
         if self.clip:
-            self.fabric.clip_gradients(self.model, self.optimiser, max_norm=self.clip)
+            # The loop notices what is not a number, and without waiting for the device.
+            self.fabric.clip_gradients(
+                self.model, self.optimiser, max_norm=self.clip, error_if_nonfinite=False
+            )
         self.optimiser.step()
         return {"cross-entropy": task_loss.detach(), **method}
 
@@ -109,8 +116,7 @@ class Classification(Task):
         logits: Tensor = getattr(output, "logits", output)
         return logits
 
-    def _second_view(self, batch: Batch, progress: float) -> None:
-        seed_step(self.seed, "second view", repr(progress))
+    def _second_view(self, batch: Batch) -> None:
         with untouched_statistics(self.inner):
             self.logits(batch.inputs if batch.second is None else batch.second)
 

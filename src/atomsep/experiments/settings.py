@@ -60,6 +60,8 @@ class Settings:
         "precision of the computation",
         choices=("32-true", "bf16-mixed", "16-mixed", "64-true"),
     )
+    compile: bool = setting(False, "compile the model with torch.compile")
+    graph: bool = setting(False, "replay each step as a CUDA graph, for small models on a GPU")
     evaluate_every: int = setting(0, "epochs between evaluations; 0: only at the end", low=0)
     average_last: int = setting(1, "last epochs whose mean metrics are the result", low=1)
     method: dict[str, Any] = setting({}, "options of the method, as method.NAME=VALUE")  # noqa: RUF009

@@ -59,6 +59,11 @@ class Atom(Method):
             norm, scale, neutrality, occupancy, softening, charge, position, pairs, tokens, seed
         )
 
+    @property
+    def capturable(self) -> bool:
+        """Sampled pairs and tokens are drawn on the host."""
+        return not self.criterion.samples
+
     def loss(
         self, latent: Tensor, labels: Tensor | None, mask: Tensor | None, second: Tensor | None
     ) -> Tensor:

@@ -41,6 +41,11 @@ class Method(nn.Module, ABC):
     needs_labels: ClassVar[bool] = False
     second_view: ClassVar[SecondView | None] = None
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph may replay the loss; a method that draws on the host says no."""
+        return True
+
     def forward(
         self,
         latent: Tensor,

@@ -14,10 +14,9 @@ from atomsep.experiments.machine import Machine, make_fabric
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.settings import override
 from atomsep.experiments.task import Context, Experiment
-from atomsep.experiments.text.build import make_optimiser
-from atomsep.experiments.text.data import as_samples
+from atomsep.experiments.text.build import without_decay_of_vectors
 from atomsep.experiments.text.experiments import COLA, OWN_TEXT, POEM, TEXTS
-from atomsep.experiments.text.models import load_encoder, padding, tokenised
+from atomsep.experiments.text.models import load_encoder
 from atomsep.experiments.text.tiny import agreement, tiny_encoder, verses
 
 PAIRS = [(experiment, method) for experiment in TEXTS for method in experiment.methods]
@@ -85,23 +84,12 @@ def test_the_layer_is_the_first_of_the_encoder() -> None:
 def test_decay_spares_biases_and_norms() -> None:
     _, model = tiny_encoder(["a b"], 2)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    decayed, spared = make_optimiser(run_key(COLA, "plain", 0).settings, model).param_groups
+    decayed, spared = without_decay_of_vectors(make_context("plain"), model).param_groups
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.01, 0.0)
     assert len(decayed["params"]) + len(spared["params"]) == len(names)
     assert {id(p) for p in spared["params"]} == {
         number for number, name in names.items() if name.endswith("bias") or "LayerNorm" in name
     }
-
-
-def test_batches_are_padded_to_their_longest_sentence() -> None:
-    texts = as_samples(["a b c", "a", "a b c d e f g h"], [0, 1, 0], ["x", "y"], "test")
-    tokenizer, _ = tiny_encoder(texts.stored, 2)
-    tokens = tokenised(texts, tokenizer, length=6)
-    batch = padding(tokenizer)([tokens.load(index)[0] for index in (0, 1)])
-    assert batch["input_ids"].shape == (2, 5)
-    assert batch["attention_mask"].tolist() == [[1] * 5, [1, 1, 1, 0, 0]]
-    assert len(tokens.load(2)[0]["input_ids"]) == 6  # cut
-    assert tokens.names[1] == "test, sample 2"
 
 
 def test_padding_has_no_influence_on_the_methods_loss() -> None:

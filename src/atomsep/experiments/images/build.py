@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from atomsep.experiments.classification import Classification
 from atomsep.experiments.errors import ExperimentError
@@ -15,6 +16,7 @@ from atomsep.experiments.images.experiments import ImageSettings
 from atomsep.experiments.images.folders import read_imagenet, read_own_images
 from atomsep.experiments.images.models import check_image_model, make_image_model
 from atomsep.experiments.loading import LoaderFeed
+from atomsep.experiments.optimisers import make_optimiser
 from atomsep.experiments.randomness import seeded
 from atomsep.experiments.samples import Sets
 from atomsep.experiments.task import Context, Task
@@ -59,7 +61,7 @@ def build(
     return Classification(
         context,
         model,
-        make_optimiser(settings, model.parameters()),
+        sgd_or_adamw(context, model),
         feed,
         load(held_out, central(settings), shuffle=False).batches,
         partial(metrics, classes),
@@ -112,12 +114,15 @@ def _to_tensor() -> list[Any]:
     return [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, DEVIATION)]
 
 
-def make_optimiser(settings: ImageSettings, parameters: Any) -> torch.optim.Optimizer:
-    """SGD with momentum, or AdamW."""
-    rate, decay = settings.learning_rate, settings.weight_decay
+def sgd_or_adamw(context: Context, model: nn.Module) -> torch.optim.Optimizer:
+    """SGD with momentum, or AdamW, as the settings say."""
+    settings, parameters = context.settings, model.parameters()
+    decay, momentum = settings.weight_decay, settings.momentum
     if settings.optimiser == "adamw":
-        return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
-    return torch.optim.SGD(parameters, lr=rate, momentum=settings.momentum, weight_decay=decay)
+        return make_optimiser(torch.optim.AdamW, parameters, context, weight_decay=decay)
+    return make_optimiser(
+        torch.optim.SGD, parameters, context, momentum=momentum, weight_decay=decay
+    )
 
 
 def metrics(classes: int) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from atomsep.experiments.classification import Classification
 from atomsep.experiments.loading import Batch, TensorFeed
+from atomsep.experiments.optimisers import make_optimiser
 from atomsep.experiments.randomness import generator
 from atomsep.experiments.synthetic.mixtures import MixtureClassifier, draw
 from atomsep.experiments.task import Context, Task
@@ -15,7 +16,10 @@ from atomsep.methods import METHODS
 JITTER = 0.1
 """Standard deviation of the Gaussian noise that makes SimCLR's second view of a sample."""
 
-OPTIMISERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+}
 
 
 def build(context: Context) -> Task:
@@ -38,7 +42,7 @@ def build(context: Context) -> Task:
     return Classification(
         context,
         model,
-        OPTIMISERS[settings.optimiser](model.parameters(), lr=settings.learning_rate),
+        make_optimiser(OPTIMISERS[settings.optimiser], model.parameters(), context),
         feed,
         lambda: iter([Batch(held_out.values, held_out.labels)]),
         metrics,

@@ -12,13 +12,14 @@ from torch import nn
 
 from atomsep.experiments.classification import Classification
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.loading import LoaderFeed
+from atomsep.experiments.optimisers import make_optimiser
 from atomsep.experiments.randomness import seeded
 from atomsep.experiments.samples import Sets
 from atomsep.experiments.task import Context, Task
 from atomsep.experiments.text.data import read_cola, read_poem
 from atomsep.experiments.text.experiments import TextSettings
-from atomsep.experiments.text.models import load_encoder, padding, tokenised
+from atomsep.experiments.text.feed import TokenFeed, tokenise
+from atomsep.experiments.text.models import load_encoder
 from atomsep.experiments.text.own import read_own_text
 from atomsep.experiments.text.tiny import agreement, verses
 from atomsep.methods import METHODS
@@ -56,20 +57,22 @@ def build(
             charge = nn.Linear(model.config.hidden_size, 1)
         options = {**settings.method, "charge": charge}
         context = replace(context, settings=replace(settings, method=options))
-    load = partial(
-        LoaderFeed,
-        batch=settings.batch,
-        seed=context.seed,
-        shard=context.shard,
-        collate=padding(tokenizer),
-        pin_memory=context.fabric.device.type == "cuda",
-    )  # without workers: the tokens are in memory
+    train_feed, test_feed = (
+        TokenFeed(
+            tokenise(texts, tokenizer, settings.max_length, context.fabric.device),
+            batch=settings.batch,
+            seed=context.seed,
+            shard=context.shard,
+            bucketed=settings.bucketed,
+        )
+        for texts in (train, held_out)
+    )
     return Classification(
         context,
         model,
-        make_optimiser(settings, model),
-        load(tokenised(train, tokenizer, settings.max_length)),
-        load(tokenised(held_out, tokenizer, settings.max_length), shuffle=False).batches,
+        without_decay_of_vectors(context, model),
+        train_feed,
+        test_feed.held_out,
         partial(metrics, classes),
         features=getattr(model.config, "hidden_size", 0),
         schedule=settings.schedule,
@@ -78,14 +81,15 @@ def build(
     )
 
 
-def make_optimiser(settings: TextSettings, model: nn.Module) -> torch.optim.Optimizer:
+def without_decay_of_vectors(context: Context, model: nn.Module) -> torch.optim.Optimizer:
     """AdamW without weight decay for biases and norms, which are all the vectors."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    decay = context.settings.weight_decay
     groups = [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": decay},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=0.0)
+    return make_optimiser(torch.optim.AdamW, groups, context, weight_decay=0.0)
 
 
 def cola_metrics(classes: int) -> Mapping[str, Any]:

@@ -31,6 +31,7 @@ class TextSettings(Settings):
     )
     model: str = setting("bert-base-cased", "model of Hugging Face by its name, or a folder")
     max_length: int = setting(128, "tokens per sentence; longer ones are cut", low=4)
+    bucketed: bool = setting(True, "whether sentences of similar length share a batch")
     weight_decay: float = setting(0.01, "weight decay of all but biases and norms", low=0)
     schedule: str = setting("linear", "schedule of the learning rate", choices=tuple(SCHEDULES))
     warmup: float = setting(

@@ -1,17 +1,13 @@
-"""Encoders of Hugging Face, and sentences as their tokens."""
+"""Encoders of Hugging Face."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.samples import Samples
 from atomsep.experiments.text.experiments import TINY
 from atomsep.experiments.text.tiny import tiny_encoder
 
@@ -76,24 +72,3 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-def tokenised(texts: Samples, tokenizer: Any, length: int) -> Samples:
-    """Sentences as the model's arguments, computed once.
-
-    Args:
-        texts: the sentences.
-        tokenizer: the model's tokenizer.
-        length: the largest number of tokens; longer sentences are cut.
-    """
-    length = min(length, tokenizer.model_max_length)
-    rows = tokenizer(texts.stored, truncation=True, max_length=length)
-    return replace(texts, stored=[{key: rows[key][i] for key in rows} for i in range(len(texts))])
-
-
-def padding(tokenizer: Any) -> Callable[[list[dict[str, list[int]]]], dict[str, Tensor]]:
-    """A function that makes a batch of sentences, each `(M, N)`, padded to the longest."""
-    from transformers import DataCollatorWithPadding
-
-    pad = DataCollatorWithPadding(tokenizer)
-    return lambda rows: dict(pad(rows))

@@ -1,0 +1,120 @@
+"""Whole training steps as CUDA graphs, with one launch instead of hundreds.
+
+A small model's step keeps the host busy for longer than the GPU. What a graph replays is exactly
+what was captured, so a step must not decide anything on the host: see `replayed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from atomsep.experiments.errors import ExperimentError
+
+if TYPE_CHECKING:
+    from atomsep.experiments.latent import MethodOnLayer
+    from atomsep.experiments.task import Context
+
+Compute = Callable[[Any], Mapping[str, Tensor]]
+"""From a batch on the device to the parts of the loss, which train the model on the way."""
+
+
+def replayed(compute: Compute, context: Context, on_layer: MethodOnLayer) -> Compute:
+    """The computation of a step, as a graph if `graph=true` is set.
+
+    It must read nothing but the batch, the models and the global generators, and must not wait
+    for the device.
+
+    Raises:
+        ExperimentError: the run cannot be captured.
+    """
+    if not context.settings.graph:
+        return compute
+    fabric, method = context.fabric, on_layer.method
+    reason = ""
+    if fabric.device.type != "cuda":
+        reason = f"a CUDA graph needs a GPU, and this run is on {fabric.device.type}"
+    elif fabric.world_size > 1:
+        reason = "a CUDA graph holds the step of one process, and this run has several"
+    elif context.settings.precision == "16-mixed":
+        reason = "the loss scale of 16-mixed is decided on the host; set precision=bf16-mixed"
+    elif method is not None and not method.capturable:
+        reason = "the method draws its samples on the host; use all pairs and tokens"
+    if reason:
+        raise ExperimentError(f"graph=true: {reason}, or leave it out")
+    return Replayed(compute, fabric.device)
+
+
+class _Captured(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    batch: Any
+    parts: Mapping[str, Tensor]
+
+
+class Replayed:
+    """A step's computation that is captured once for every shape of batch.
+
+    The first batch of a shape is computed as usual, which compiles and allocates what the step
+    needs; the second is captured. Each of them is a step of the training, none is for warming up.
+
+    Args:
+        compute: the computation.
+        device: the GPU.
+    """
+
+    def __init__(self, compute: Compute, device: torch.device) -> None:
+        self.compute = compute
+        self.stream = torch.cuda.Stream(device)
+        self.pool = torch.cuda.graph_pool_handle()
+        self.seen: dict[tuple[Any, ...], _Captured | None] = {}
+
+    def __call__(self, batch: Any) -> Mapping[str, Tensor]:
+        """Train on one batch; the parts are overwritten by the next."""
+        shapes = tuple((each.shape, each.dtype, each.stride()) for each in _tensors(batch))
+        outside = torch.cuda.current_stream()
+        self.stream.wait_stream(outside)
+        # All steps run on one stream: autograd remembers on which a gradient was made.
+        with torch.cuda.stream(self.stream):
+            if shapes not in self.seen:
+                self.seen[shapes] = None
+                parts = self.compute(batch)
+            else:
+                captured = self.seen[shapes]
+                if captured is None:
+                    captured = self.seen[shapes] = self._capture(batch)
+                for place, value in zip(_tensors(captured.batch), _tensors(batch), strict=True):
+                    place.copy_(value)
+                captured.graph.replay()
+                parts = captured.parts
+        outside.wait_stream(self.stream)
+        return parts
+
+    def _capture(self, batch: Any) -> _Captured:
+        from lightning_utilities.core.apply_func import apply_to_collection
+
+        graph = torch.cuda.CUDAGraph()
+        batch = apply_to_collection(batch, Tensor, torch.clone)
+        try:
+            with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
+                parts = self.compute(batch)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ExperimentError(
+                f"graph=true: this step cannot be captured into a CUDA graph ({reason}); leave it "
+                f"out"
+            ) from error
+        return _Captured(graph, batch, parts)
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    """All tensors of a batch, in order."""
+    if isinstance(batch, Tensor):
+        return [batch]
+    if isinstance(batch, Mapping):
+        batch = batch.values()
+    elif not isinstance(batch, tuple):
+        return []
+    return [tensor for part in batch for tensor in _tensors(part)]
