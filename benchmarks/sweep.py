@@ -1,0 +1,137 @@
+"""Runs per hour of a sweep that shares one GPU, against one process of an earlier version.
+
+    git worktree add ../before 6733dee
+    python -m benchmarks.sweep --before ../before --data DATA
+
+Each experiment is swept with `--jobs auto --mps`, as a user would, from the command to the last
+result. The earlier version trains one run in one process, as its users did; that takes so long that
+a few epochs are trained and the rest is extrapolated: start, data and evaluation as measured, and
+every further epoch like the second. Both have the same settings, given below. Adds its rows to
+`results/sweep.csv`.
+
+DATA holds flowers-102/, oxford-iiit-pet/, imagenette/ (train/ and val/) and mnist/, as
+docs/experiments.md says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import record
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Case:
+    """An experiment to sweep.
+
+    Attributes:
+        experiment: its name.
+        needs: the folder of its data.
+        epochs: passes in a full run.
+        few: passes that the earlier version is measured over, at least 3.
+        settings: other settings, of both versions.
+        new: settings that the earlier version does not have.
+    """
+
+    experiment: str
+    needs: str
+    epochs: int
+    few: int
+    settings: tuple[str, ...] = ()
+    new: tuple[str, ...] = ()
+
+
+BF16 = "precision=bf16-mixed"
+CASES = {
+    "Flowers": Case("flowers", "flowers-102", 60, 4, (BF16,)),
+    "Pets": Case("pets", "oxford-iiit-pet", 60, 4, (BF16,)),
+    "Imagenette": Case(
+        "own-images", "imagenette", 20, 3, (BF16, "model=resnet18", "image=64", "batch=128")
+    ),
+    "MNIST-GAN": Case(
+        "mnist-gan", "mnist", 8, 3, (BF16, "features=classifier", "batch=128", "average_last=1")
+    ),
+}
+
+
+def assignments(case: Case, data: Path, epochs: int, *more: str) -> list[str]:
+    given = [f"epochs={epochs}", *case.settings, *more]
+    if case.experiment == "own-images":
+        given.append(f"folder={data / case.needs}")
+    return [word for each in given for word in ("--set", each)]
+
+
+def atomsep(source: Path, *arguments: str) -> float:
+    """Seconds that a command of the version in a folder takes."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([f"{source}/src", *sys.path[1:]])}
+    start = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-m", "atomsep.cli.main", *arguments], env=environment, check=True
+    )
+    return time.perf_counter() - start
+
+
+def of_one_process(source: Path, case: Case, data: Path, seed: int) -> float:
+    """Seconds that one full run takes, extrapolated from a few epochs."""
+    with tempfile.TemporaryDirectory() as out:
+        whole = atomsep(
+            *(source, "train", case.experiment, "--method", "plain", "--seed", str(seed)),
+            *("--data", str(data), "--out", out, *assignments(case, data, case.few)),
+        )
+        [file] = Path(out).rglob("metrics.jsonl")
+        ends = [json.loads(line)["seconds"] for line in file.read_text().splitlines()]
+    epoch = ends[-2] - ends[-3]  # without the first, and without the evaluation after the last
+    return whole + (case.epochs - case.few) * epoch
+
+
+def of_a_sweep(case: Case, data: Path, runs: int) -> float:
+    """Seconds that a sweep of so many runs takes."""
+    with tempfile.TemporaryDirectory() as out:
+        return atomsep(
+            *(ROOT, "sweep", case.experiment, "--methods", "plain", "--seeds", str(runs)),
+            *("--jobs", "auto", "--mps", "--data", str(data), "--out", out),
+            *assignments(case, data, case.epochs, *case.new),
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--before", type=Path, required=True, help="folder of the earlier version")
+    parser.add_argument("--data", type=Path, default=Path("data"))
+    parser.add_argument("--only", choices=CASES, nargs="+", default=list(CASES))
+    parser.add_argument("--runs", type=int, default=28, help="runs of each sweep")
+    given = parser.parse_args()
+    data = given.data.resolve()
+    for name in given.only:
+        case = CASES[name]
+        if not (data / case.needs).exists():
+            parser.error(f"there is no folder {data / case.needs}; see --help")
+        before = of_one_process(given.before.resolve(), case, data, seed=0)
+        seconds = of_a_sweep(case, data, given.runs)
+        rates = 3600 / before, 3600 * given.runs / seconds
+        row = {
+            "experiment": name,
+            "epochs": case.epochs,
+            "runs": given.runs,
+            "one_run_before_s": round(before, 1),
+            "sweep_s": round(seconds, 1),
+            "runs_per_hour_before": round(rates[0], 1),
+            "runs_per_hour": round(rates[1], 1),
+            "ratio": round(rates[1] / rates[0], 1),
+        }
+        print(row, flush=True)
+        record.append("sweep", [row])
+
+
+if __name__ == "__main__":
+    main()
