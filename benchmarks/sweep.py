@@ -76,7 +76,9 @@ def atomsep(source: Path, *arguments: str) -> float:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([f"{source}/src", *sys.path[1:]])}
     start = time.perf_counter()
     subprocess.run(
-        [sys.executable, "-m", "atomsep.cli.main", *arguments], env=environment, check=True
+        [sys.executable, "-c", "from atomsep.cli.main import main; main()", *arguments],
+        env=environment,
+        check=True,
     )
     return time.perf_counter() - start
 
