@@ -117,6 +117,21 @@ METHODS: dict[str, Entry] = {
         options=("codes", "commitment", "codebook"),
         families=("gan",),
     ),
+    "koleo": Entry(
+        "KoLeo", "keeps the direction of a sample away from its nearest neighbour's", "koleo:KoLeo"
+    ),
+    "vicreg": Entry(
+        "VICReg",
+        "lets every feature vary between samples, and no two of them together",
+        "vicreg:VICReg",
+        options=("variance", "covariance"),
+    ),
+    "mode-seeking": Entry(
+        "Mode seeking",
+        "lets generated images differ as much as the noise that they come from",
+        "mode_seeking:ModeSeeking",
+        families=("gan",),
+    ),
     "atom": _atom(
         "Atom Modeling", "treats samples as atoms that obey Coulomb's law", "atom\nmodeling"
     ),

@@ -33,9 +33,7 @@ def assert_close(got: list[Tensor], want: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("size", [6, 12])
 @pytest.mark.parametrize(("later", "energy"), [(0.3, 1.0), (0.7, 1.0), (0.7, 0.4), (0.3, 0.0)])
-def test_an_attached_network(
-    size: int, later: float, energy: float, device: torch.device
-) -> None:
+def test_an_attached_network(size: int, later: float, energy: float, device: torch.device) -> None:
     """In place after the layer; few tokens and many; the weight the same at both times or not."""
     x = torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(1))
     losses, grads = [], []
