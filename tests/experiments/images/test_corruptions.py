@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from PIL import Image
 from scipy.ndimage import gaussian_filter
 from scipy.stats import kstest
+from test_images import make_context
 from tiny_runs import run
 from torch import Tensor
 from torchvision.transforms.v2.functional import gaussian_blur
@@ -29,6 +31,7 @@ from atomsep.experiments.images.corruptions import (
 )
 from atomsep.experiments.images.experiments import PETS
 from atomsep.experiments.images.jpeg import CHROMINANCE, LUMINANCE, compress, quantisation
+from atomsep.experiments.loading import Shard
 
 SEVERITIES = range(1, 6)
 
@@ -236,10 +239,23 @@ def test_robust_accuracy_is_evaluated_once_at_the_end(tmp_path: Path) -> None:
     assert "robust" not in result["last_epoch"]["metrics"]
 
 
-def test_robust_accuracy_is_that_of_the_corrupted_images(tmp_path: Path) -> None:
-    """By hand: every held-out image by itself, with its number in the data set."""
-    from test_images import make_context
+@pytest.mark.parametrize("shard", [Shard(0, 1), Shard(1, 3)])
+def test_a_corruption_gets_the_place_of_each_image(shard: Shard) -> None:
+    task = PETS.build(make_context(robustness=True, batch=24))
+    seen: list[int] = []
 
+    def unchanged(inputs: Tensor, indices: Tensor) -> Tensor:
+        assert len(inputs) == len(indices)
+        seen.extend(indices.tolist())
+        return inputs
+
+    task.corruptions, task.shard = {"nothing": [unchanged]}, shard
+    assert task.evaluate_once()["robust_nothing"] == task.evaluate()["top1"]
+    assert seen == list(range(shard.rank, 64 * shard.world, shard.world))
+
+
+def test_robust_accuracy_is_that_of_the_corrupted_images() -> None:
+    """By hand: every held-out image by itself, with its number in the data set."""
     task = PETS.build(make_context(robustness=True, batch=24))
     for batch in task.batches(0, 0):
         task.step(batch, 0.0)
@@ -259,10 +275,6 @@ def test_robust_accuracy_is_that_of_the_corrupted_images(tmp_path: Path) -> None
 
 
 def test_a_search_does_not_evaluate_it() -> None:
-    from dataclasses import replace
-
-    from test_images import make_context
-
     task = PETS.build(replace(make_context(robustness=True), validation=True))
     assert task.evaluate_once() == {}
 
