@@ -62,7 +62,7 @@ def atom(
     return Atom(charges, masses, nucleus, radius / len(tokens))
 
 
-def energy(a: Atom, b: Atom, norm: int = 2, softening: float = 0.0) -> Tensor:
+def coulomb(a: Atom, b: Atom, norm: int = 2, softening: float = 0.0) -> Tensor:
     """Equations 5, 7 and 8: the double sum over the tokens of one pair of samples.
 
     A softening replaces the atomic distance d by sqrt(d² + softening²); the paper has none.
@@ -87,10 +87,12 @@ def loss(
     softening: float = 0.0,
     score: TokenMap = first_feature,
     place: TokenMap = other_features,
+    energy: float = 1.0,
 ) -> Tensor:
     """Equation 15 with the expectations as means over all pairs A ≠ B and over all samples.
 
-    In mean scale, every sum over tokens is divided by the number of tokens.
+    In mean scale, every sum over tokens is divided by the number of tokens. A weight of the energy
+    is not in the paper.
     """
     atoms = [atom(tokens, norm, score, place) for tokens in samples]
     unit = [1 / len(tokens) if scale == "mean" else 1.0 for tokens in samples]
@@ -98,7 +100,7 @@ def loss(
     for x in range(len(atoms)):
         for y in range(len(atoms)):
             if x != y:
-                pair = energy(atoms[x], atoms[y], norm, softening)
+                pair = energy * coulomb(atoms[x], atoms[y], norm, softening)
                 total = total + unit[x] * unit[y] * pair / (len(atoms) * (len(atoms) - 1))
     for x in range(len(atoms)):
         first = sum(atoms[x].charges) * unit[x]

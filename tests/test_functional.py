@@ -103,7 +103,7 @@ def energies_by_loop(samples: list[Tensor], norm: int, scale: str, softening: fl
     rows = []
     for x, a in enumerate(atoms):
         for y, b in enumerate(atoms):
-            pair = reference.energy(a, b, norm, softening) if x != y else samples[0].new_zeros(())
+            pair = reference.coulomb(a, b, norm, softening) if x != y else samples[0].new_zeros(())
             rows.append(pair / (len(a.charges) * len(b.charges)) if scale == "mean" else pair)
     return torch.stack(rows).view(len(atoms), len(atoms))
 

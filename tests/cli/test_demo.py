@@ -40,8 +40,8 @@ def test_files_hold_what_the_runs_found(finished: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [row["seed"] for row in rows] == ["0", "1", "2"]
     for row in rows:
-        assert row.keys() - {"seed"} == set(SYNTHETIC.methods)
-        for method in SYNTHETIC.methods:
+        assert row.keys() - {"seed"} == set(demo.METHODS)
+        for method in demo.METHODS:
             assert float(row[method]) == found[int(row["seed"]), method]["accuracy"]
     assert "tiny form" in (finished / "tables.md").read_text()
 

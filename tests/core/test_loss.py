@@ -30,11 +30,20 @@ def test_equals_the_quadruple_loop(
 
 
 @norms
-@pytest.mark.parametrize("weights", [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0), (0.3, 2.5)])
-def test_ablations_equal_the_quadruple_loop(norm: int, weights: tuple[float, float]) -> None:
+@scales
+@pytest.mark.parametrize(
+    "weights",
+    [
+        *((1.0, 0.0, 1.0), (1.0, 1.0, 0.0), (1.0, 0.0, 0.0), (1.0, 0.3, 2.5)),
+        *((0.0, 1.0, 1.0), (0.0, 0.3, 2.5), (2.5, 1.0, 1.0), (0.4, 0.0, 0.0)),
+    ],
+)
+def test_ablations_equal_the_quadruple_loop(
+    norm: int, scale: str, weights: tuple[float, float, float]
+) -> None:
     latent, mask = BATCHES["ragged"]
-    neutrality, occupancy = weights
-    settings = {"norm": norm, "scale": "sum", "neutrality": neutrality, "occupancy": occupancy}
+    named = dict(zip(("energy", "neutrality", "occupancy"), weights, strict=True))
+    settings = {"norm": norm, "scale": scale, **named}
     same_loss(AtomLoss(softening=0, **settings), latent, mask, **settings)
 
 
@@ -63,10 +72,11 @@ def test_default_is_the_mean_scale_in_the_second_norm() -> None:
 
 
 @norms
-def test_gradcheck_and_gradgradcheck(norm: int) -> None:
+@pytest.mark.parametrize("energy", [1.0, 0.4, 0.0])
+def test_gradcheck_and_gradgradcheck(norm: int, energy: float) -> None:
     latent = make_batch(3, 4, 3, seed=6).requires_grad_()
     mask = make_mask([4, 2, 3], 4)
-    loss = AtomLoss(norm)
+    loss = AtomLoss(norm, energy=energy)
     assert torch.autograd.gradcheck(loss, (latent, None))
     assert torch.autograd.gradcheck(loss, (latent, mask))
     assert torch.autograd.gradgradcheck(loss, (latent, mask))
@@ -113,6 +123,37 @@ def test_autocast_changes_nothing(norm: int, dtype: torch.dtype, pairs: str) -> 
         results.append((loss.detach(), latent.grad))
     for plain, under in zip(*results, strict=True):
         assert torch.equal(plain, under)
+
+
+# Constraints alone
+
+
+@norms
+@pytest.mark.parametrize("pairs", ["all", "sampled"])
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+def test_constraints_alone_do_not_move_positions(norm: int, pairs: str, twice: bool) -> None:
+    """Not even where the energy is infinite: equal samples without softening."""
+    latent = make_batch(1, 4, 3, seed=8).repeat(3, 1, 1).requires_grad_()
+    loss = AtomLoss(norm, softening=0, pairs=pairs, energy=0)(latent)
+    assert loss.isfinite()
+    [grad] = torch.autograd.grad(loss, latent, create_graph=twice)
+    assert grad.isfinite().all()
+    assert (grad[..., 1:] == 0).all()
+    assert (grad[..., 0] != 0).all()
+    if twice:
+        [grad] = torch.autograd.grad(grad.square().sum(), latent)
+        assert grad.isfinite().all()
+
+
+def test_a_weight_of_the_energy_is_a_factor_of_sampled_pairs_too() -> None:
+    latent = make_batch(5, 4, 3, seed=9)
+    options = {"pairs": "sampled", "neutrality": 0, "occupancy": 0}
+    close(AtomLoss(**options, energy=0.25)(latent), 0.25 * AtomLoss(**options)(latent))
+
+
+def test_the_weight_of_the_energy_is_named() -> None:
+    with pytest.raises(TypeError, match="positional argument"):
+        AtomLoss(2, "mean", 1, 1, 0.01, 0, None, "all", None, 0, 0.5)
 
 
 # Importance
@@ -171,10 +212,13 @@ def same_when_compiled(loss: AtomLoss, latent: Tensor, mask: Tensor | None, back
 
 @norms
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
-def test_compiled_in_one_graph(fresh_compiler: None, norm: int, masked: bool) -> None:
+@pytest.mark.parametrize("energy", [1.0, 0.0])
+def test_compiled_in_one_graph(
+    fresh_compiler: None, norm: int, masked: bool, energy: float
+) -> None:
     mask = make_mask([6, 3, 1, 5], 6) if masked else None
     latent = make_batch(4, 6, 5, dtype=torch.float32)
-    same_when_compiled(AtomLoss(norm), latent, mask, "aot_eager")
+    same_when_compiled(AtomLoss(norm, energy=energy), latent, mask, "aot_eager")
 
 
 def test_compiled_with_learned_maps(fresh_compiler: None) -> None:
@@ -197,6 +241,8 @@ def test_compiled_to_machine_code(fresh_compiler: None) -> None:
     [
         (ValueError, "norm must be 1 or 2, not 3", {"norm": 3}),
         (ValueError, 'scale must be "mean" or "sum", not \'x\'', {"scale": "x"}),
+        (ValueError, "energy must be a weight of at least 0, not -1", {"energy": -1}),
+        (ValueError, "energy must be a weight .*not nan", {"energy": math.nan}),
         (ValueError, "neutrality must be a weight of at least 0, not -1", {"neutrality": -1}),
         (ValueError, "neutrality must be a weight .*not nan", {"neutrality": math.nan}),
         (ValueError, "occupancy must be a weight of at least 0, not -0.5", {"occupancy": -0.5}),
@@ -277,6 +323,7 @@ def test_nan_in_a_real_token_is_never_hidden(loss: AtomLoss, position: tuple[int
 
 
 def test_settings_are_shown() -> None:
-    shown = repr(AtomLoss(1, "sum", occupancy=0, tokens=7, charge=nn.Linear(4, 1)))
-    for setting in ("norm=1", "scale='sum'", "occupancy=0", "tokens=7", "(charge): Linear("):
+    shown = repr(AtomLoss(1, "sum", occupancy=0, energy=0.5, tokens=7, charge=nn.Linear(4, 1)))
+    settings = ("norm=1", "scale='sum'", "occupancy=0", "energy=0.5", "tokens=7")
+    for setting in (*settings, "(charge): Linear("):
         assert setting in shown

@@ -46,7 +46,7 @@ def by_matrix(statistics: Statistics, terms: Terms) -> Tensor:
     )
     samples = len(energy)
     return (
-        energy.sum() / (samples * (samples - 1))
+        terms.energy * energy.sum() / (samples * (samples - 1))
         + terms.neutrality * F.neutrality(statistics, terms.scale).mean()
         + terms.occupancy * F.occupancy(statistics, terms.scale).mean()
     )
@@ -67,10 +67,13 @@ def check_closed_form(statistics: Statistics, terms: Terms, expected: Tensor) ->
 
 @norms
 @scales
-@pytest.mark.parametrize("weights", [(1.0, 1.0), (0.0, 0.0), (0.5, 0.0), (0.0, 3.0)])
+@pytest.mark.parametrize(
+    "weights",
+    [(1.0, 1.0), (0.0, 0.0), (0.5, 0.0), (0.0, 3.0), (0.5, 3.0, 0.0), (0.5, 3.0, 0.4)],
+)
 @pytest.mark.parametrize("softening", [0.0, 0.2])
 def test_loss_and_gradient_are_those_of_the_matrix(
-    norm: int, scale: str, weights: tuple[float, float], softening: float
+    norm: int, scale: str, weights: tuple[float, ...], softening: float
 ) -> None:
     statistics = make_statistics(norm=norm)
     terms = Terms(norm, softening, scale, *weights)
@@ -83,10 +86,10 @@ def test_loss_and_gradient_are_those_of_the_matrix(
 
 @norms
 @scales
-@pytest.mark.parametrize("samples", [1, 2, 4])
-def test_gradcheck_twice(norm: int, scale: str, samples: int) -> None:
+@pytest.mark.parametrize(("samples", "energy"), [(1, 1.0), (2, 1.0), (4, 1.0), (4, 0.4), (4, 0.0)])
+def test_gradcheck_twice(norm: int, scale: str, samples: int, energy: float) -> None:
     statistics = make_statistics(samples, norm=norm)
-    terms = Terms(norm, 0.1, scale, 0.7, 1.3)
+    terms = Terms(norm, 0.1, scale, 0.7, 1.3, energy)
 
     def loss(table: Tensor) -> Tensor:
         return pair_loss(Statistics(table, statistics.count), terms)

@@ -7,7 +7,7 @@ import pytest
 from atomsep.experiments.registry import EXPERIMENTS, run_key
 from atomsep.experiments.sweeps.search import weight_grid
 
-ATOMS = ("atom", "atom-no-neutrality", "atom-no-occupancy", "atom-no-constraints")
+ATOMS = ("atom", "atom-no-neutrality", "atom-no-occupancy", "atom-no-constraints", "atom-no-energy")
 PAPERS_GRID = (0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
 GRID_OF_MIXTURES = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005)
 GRID_OF_IMAGES = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -21,11 +21,16 @@ MIXTURES: Offered = {
     "hinge-2": (0.005, GRID_OF_MIXTURES),
     "rank-h": (0.005, GRID_OF_MIXTURES),
     "simclr": (0.5, GRID_OF_MIXTURES),
+    "koleo": (3e-5, (1e-3, 3e-4, 1e-4, 3e-5, 1e-5)),
+    "vicreg": (0.003, (0.1, 0.03, 0.01, 0.003, 0.001)),
     **dict.fromkeys(ATOMS, (12.5, (12.5, 5.0, 2.5, 1.25, 0.5, 0.25, 0.125))),
 }
 GANS: Offered = {
     "sscl": (0.02, PAPERS_GRID),
     "vq": (1.0, (2.0, 1.0, 0.5, 0.2, 0.1)),
+    "koleo": (0.2, (1.0, 0.5, 0.2, 0.1, 0.05, 0.02)),
+    "vicreg": (1.0, GRID_OF_GANS),
+    "mode-seeking": (1.0, GRID_OF_GANS),
     **dict.fromkeys(ATOMS, (1.0, GRID_OF_GANS)),
 }
 IMAGES: Offered = {
@@ -33,6 +38,8 @@ IMAGES: Offered = {
     "hinge-2": (0.01, PAPERS_GRID),
     "rank-h": (0.01, PAPERS_GRID),
     "simclr": (0.01, PAPERS_GRID),
+    "koleo": (0.1, (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)),
+    "vicreg": (0.1, (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)),
     **dict.fromkeys(ATOMS, (0.2, GRID_OF_IMAGES)),
 }
 TEXTS: Offered = {
@@ -41,6 +48,8 @@ TEXTS: Offered = {
     "rank-h": (0.01, PAPERS_GRID),
     "simcse": (0.01, PAPERS_GRID),
     "mixcse": (0.01, PAPERS_GRID),
+    "koleo": (0.02, PAPERS_GRID),
+    "vicreg": (0.01, PAPERS_GRID),
     **dict.fromkeys(ATOMS, (0.01, PAPERS_GRID)),
 }
 EXPECTED: dict[str, Offered] = {

@@ -73,7 +73,7 @@ def test_a_frozen_batch_norm_in_a_training_model_still_counts() -> None:
 @pytest.mark.parametrize("scale", ["mean", "sum"])
 def test_stats_are_the_parts_of_the_loss(scale: Any) -> None:
     model, x = mlp(), batch()
-    criterion = AtomLoss(scale=scale, neutrality=0.7, occupancy=0.2)
+    criterion = AtomLoss(scale=scale, neutrality=0.7, occupancy=0.2, energy=0.5)
     attachment = atomsep.attach(model, "0", criterion, weight=0.5)
     model(x)
     stats, loss = attachment.stats, attachment.loss()
@@ -93,7 +93,7 @@ def test_stats_are_the_parts_of_the_loss(scale: Any) -> None:
     for name, value in expected.items():
         assert isinstance(stats[name], float)
         assert stats[name] == pytest.approx(value.item(), rel=1e-4), name
-    total = stats["energy"] + 0.7 * stats["neutrality"] + 0.2 * stats["occupancy"]
+    total = 0.5 * stats["energy"] + 0.7 * stats["neutrality"] + 0.2 * stats["occupancy"]
     assert loss.item() == pytest.approx(0.5 * total, rel=1e-4)
     assert attachment.stats == stats  # still there after the loss was taken
 

@@ -16,6 +16,7 @@ ABLATIONS = {
     "atom-no-neutrality": {"neutrality": 0.0},
     "atom-no-occupancy": {"occupancy": 0.0},
     "atom-no-constraints": {"neutrality": 0.0, "occupancy": 0.0},
+    "atom-no-energy": {"energy": 0.0},
 }
 
 
@@ -38,6 +39,7 @@ def test_the_ablations_differ() -> None:
         {"norm": 1},
         {"scale": "sum"},
         {"softening": 0.5},
+        {"energy": 0.5},
         {"charge": 2},
         {"position": nn.Identity()},
         {"tokens": 2},

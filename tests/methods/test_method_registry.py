@@ -53,10 +53,14 @@ def test_names_and_titles() -> None:
         "mixcse": "MixCSE",
         "sscl": "SSCL",
         "vq": "VQ",
+        "koleo": "KoLeo",
+        "vicreg": "VICReg",
+        "mode-seeking": "Mode seeking",
         "atom": "Atom Modeling",
         "atom-no-neutrality": "Atom Modeling w/o constraint 1",
         "atom-no-occupancy": "Atom Modeling w/o constraint 2",
         "atom-no-constraints": "Atom Modeling w/o constraint",
+        "atom-no-energy": "Atom Modeling w/o energy",
     }
     assert all(entry.summary and "\n" not in entry.summary for entry in METHODS.values())
 

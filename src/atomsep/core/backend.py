@@ -64,7 +64,7 @@ class Backend(Protocol):
         Args:
             table: of statistics, `(M, 5 + h')`.
             count: number of real tokens, `(M,)`.
-            terms: norm, softening, scale and the weights of the constraints.
+            terms: norm, softening, scale and the weights of energy and constraints.
             weight: factor of the loss and its gradient.
             gradient: whether to compute it as well.
 

@@ -23,7 +23,7 @@ from atomsep.functional import DEFAULT_SOFTENING, apply_maps, widen
 class AtomLoss(nn.Module):
     r"""The loss of atom modeling over a latent of tokens.
 
-    $$\mathcal L = \frac{1}{M(M-1)} \sum_{A \ne B} E_{AB}
+    $$\mathcal L = \lambda_0 \frac{1}{M(M-1)} \sum_{A \ne B} E_{AB}
       + \lambda_1 \frac1M \sum_A \left(\sum_i q_i\right)^2
       + \lambda_2 \frac1M \sum_A \left(\sum_i q_i^2 - \tfrac23 N_A\right)^2$$
 
@@ -44,6 +44,7 @@ class AtomLoss(nn.Module):
         tokens: None for all, or how many random tokens of each sample to take.
         seed: of the random generator for sampling, which is the loss's own: drawing from it
             leaves the global one, and so dropout and data order, untouched.
+        energy: weight λ0 of the energy; 0 leaves it out, so that the constraints act alone.
 
     Shape:
         - latent: `(M, N, h)`, float16, bfloat16, float32 or float64
@@ -69,12 +70,15 @@ class AtomLoss(nn.Module):
         pairs: Literal["all", "sampled"] = "all",
         tokens: int | None = None,
         seed: int = 0,
+        *,
+        energy: float = 1.0,
     ) -> None:
         super().__init__()
         checks.check_norm(norm)
         checks.check_scale(scale)
         checks.check_softening(softening)
-        for name, value in (("neutrality", neutrality), ("occupancy", occupancy)):
+        weights = {"energy": energy, "neutrality": neutrality, "occupancy": occupancy}
+        for name, value in weights.items():
             if not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be a weight of at least 0, not {value!r}")
         if pairs not in ("all", "sampled"):
@@ -89,7 +93,7 @@ class AtomLoss(nn.Module):
             charge = operator.index(charge)
         if not (position is None or callable(position)):
             raise TypeError(f"position must be None or a callable, not {position!r}")
-        self.terms = Terms(norm, softening, scale, neutrality, occupancy)
+        self.terms = Terms(norm, softening, scale, neutrality, occupancy, energy)
         self.charge = charge
         self.position = position
         self.pairs = pairs

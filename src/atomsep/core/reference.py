@@ -37,7 +37,7 @@ def pair_loss(
 
     Args:
         statistics: of the samples.
-        terms: norm, softening, scale and the weights of the constraints.
+        terms: norm, softening, scale and the weights of energy and constraints.
         pairs: indices of the first and second samples of the pairs; None for all pairs.
     """
     if pairs is None:
@@ -47,7 +47,10 @@ def pair_loss(
         first, second = pairs
     if not len(first):  # a single sample: no energy, but still a part of the graph
         return 0 * statistics.nucleus.sum() + constraints(statistics, terms)
-    return listed_energy(statistics, first, second, terms).mean() + constraints(statistics, terms)
+    if not terms.energy:  # not multiplied by 0, which leaves NaN of an infinite energy
+        return constraints(statistics, terms)
+    energy = listed_energy(statistics, first, second, terms).mean()
+    return terms.energy * energy + constraints(statistics, terms)
 
 
 def constraints(statistics: F.AtomStatistics, terms: Terms) -> Tensor:

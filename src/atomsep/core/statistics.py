@@ -64,13 +64,14 @@ class Known(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What the loss consists of: `mean E + neutrality · (...) + occupancy · (...)`."""
+    """What the loss consists of: `energy · mean E + neutrality · (...) + occupancy · (...)`."""
 
     norm: Norm
     softening: float
     scale: Scale
     neutrality: float
     occupancy: float
+    energy: float = 1.0
 
 
 class Ready(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,6 +53,8 @@ class Classification(Task):
         schedule: the schedule of the learning rate.
         warmup: share of the training over which the learning rate rises.
         clip: largest norm of the gradient; 0 for no limit.
+        corruptions: to evaluate on at the end: by kind, functions of increasing severity, from
+            inputs and the samples' indices to corrupted inputs.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Classification(Task):
         schedule: str = "constant",
         warmup: float = 0.0,
         clip: float = 0.0,
+        corruptions: Mapping[str, Sequence[Callable[[Any, Tensor], Any]]] | None = None,
     ) -> None:
         super().__init__()
         if not 0 <= warmup < 1:
@@ -76,6 +79,7 @@ class Classification(Task):
         self.rate = context.settings.learning_rate
         self.feed, self.held_out, self.metrics = feed, held_out, metrics
         self.schedule, self.warmup, self.clip = schedule, warmup, clip
+        self.corruptions, self.shard = corruptions or {}, context.shard
         self.steps = feed.steps
         self.on_layer = MethodOnLayer(context, model, optimiser, features)
         if context.settings.compile:
@@ -123,22 +127,52 @@ class Classification(Task):
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """All metrics on the held-out samples."""
+        metrics = {name: metric.to(self.fabric.device) for name, metric in self.metrics().items()}
+        for batch in self._evaluated_batches():
+            logits = self._predict(batch.inputs)
+            for metric in metrics.values():
+                metric.update(logits, batch.labels)
+        return {name: round(float(metric.compute()), 7) for name, metric in metrics.items()}
+
+    @torch.no_grad()
+    def evaluate_once(self) -> dict[str, float]:
+        """Mean accuracy over the severities of each corruption, "robust_...", and over all."""
+        from torchmetrics import MeanMetric
+
+        right = {kind: MeanMetric().to(self.fabric.device) for kind in self.corruptions}
+        first, world = self.shard.rank, self.shard.world
+        for batch in self._evaluated_batches() if right else ():
+            last = first + world * len(batch.labels)
+            indices = torch.arange(first, last, world, device=self.fabric.device)
+            first = last
+            for kind, severities in self.corruptions.items():
+                for corrupt in severities:
+                    said = self._predict(corrupt(batch.inputs, indices)).argmax(1)
+                    right[kind].update((said == batch.labels).float())
+        found = {f"robust_{kind}": float(metric.compute()) for kind, metric in right.items()}
+        if found:
+            found["robust"] = sum(found.values()) / len(found)
+        return {name: round(value, 7) for name, value in found.items()}
+
+    def _evaluated_batches(self) -> Iterator[Batch]:
+        """The held-out samples on the device, for the model in eval mode."""
         self.model.eval()
         if self.fabric.world_size > 1:  # each process has its own batch statistics
             for buffer in self.inner.buffers():
                 torch.distributed.broadcast(buffer, src=0)
-        metrics = {name: metric.to(self.fabric.device) for name, metric in self.metrics().items()}
         for batch in self.held_out():
             self.unreadable.update(batch.unreadable)
-            batch = batch.to(self.fabric.device)
-            # Not through Fabric: data-parallel processes may have unequal numbers of batches, and
-            # would wait for each other forever.
-            inputs = self.fabric.strategy.precision.convert_input(batch.inputs)
-            with self.fabric.autocast():
-                logits = self.logits(inputs, self.inner).float()
-            for metric in metrics.values():
-                metric.update(logits, batch.labels)
-        return {name: round(float(metric.compute()), 7) for name, metric in metrics.items()}
+            yield batch.to(self.fabric.device)
+
+    def _predict(self, inputs: Any) -> Tensor:
+        """Logits in float32.
+
+        Not through Fabric: data-parallel processes may have unequal numbers of batches, and would
+        wait for each other forever.
+        """
+        inputs = self.fabric.strategy.precision.convert_input(inputs)
+        with self.fabric.autocast():
+            return self.logits(inputs, self.inner).float()
 
     def parts(self) -> dict[str, Any]:
         """Model, optimiser, method."""

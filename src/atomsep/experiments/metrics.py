@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassConfusionMatrix
+from torchmetrics.classification import MulticlassCalibrationError, MulticlassConfusionMatrix
+
+BINS = 15
+"""Bins of confidence of the calibration error."""
 
 
-class PredictionEntropy(Metric):
-    """Mean entropy of the predicted distributions, in nats.
+def calibration(classes: int) -> dict[str, Metric]:
+    """How far the predicted probabilities can be trusted: "ece" and "nll"."""
+    return {"ece": CalibrationError(classes), "nll": NegativeLogLikelihood()}
+
+
+class CalibrationError(MulticlassCalibrationError):
+    """Expected calibration error: mean gap between confidence and accuracy, over 15 bins.
+
+    torchmetrics would take logits that happen to lie between 0 and 1 for probabilities.
+
+    Args:
+        num_classes: number of classes.
 
     Example:
-        >>> metric = PredictionEntropy()
-        >>> metric.update(torch.zeros(3, 2), torch.zeros(3))
-        >>> metric.compute()
-        tensor(0.6931)
+        >>> metric = CalibrationError(2)
+        >>> metric.update(torch.zeros(4, 2), torch.tensor([0, 0, 0, 1]))
+        >>> metric.compute()  # 50 % sure, 75 % right
+        tensor(0.2500)
     """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes, n_bins=BINS, norm="l1")
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch."""
+        super().update(logits.softmax(1), labels)
+
+
+class _Mean(Metric):
+    """Mean over all samples of what `of` gives for a batch."""
 
     total: Tensor
     count: Tensor
@@ -27,15 +54,52 @@ class PredictionEntropy(Metric):
         self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
         self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
 
+    @staticmethod
+    @abstractmethod
+    def of(logits: Tensor, labels: Tensor) -> Tensor:
+        """The sum over a batch."""
+
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch; the labels do not matter."""
-        logs = logits.log_softmax(1)
-        self.total += -(logs.exp() * logs).sum()
+        """Count a batch."""
+        self.total += self.of(logits, labels)
         self.count += len(logits)
 
     def compute(self) -> Tensor:
         """The mean so far."""
         return (self.total / self.count).float()
+
+
+class PredictionEntropy(_Mean):
+    """Mean entropy of the predicted distributions, in nats; the labels do not matter.
+
+    Example:
+        >>> metric = PredictionEntropy()
+        >>> metric.update(torch.zeros(3, 2), torch.zeros(3))
+        >>> metric.compute()
+        tensor(0.6931)
+    """
+
+    @staticmethod
+    def of(logits: Tensor, labels: Tensor) -> Tensor:
+        """The sum over a batch."""
+        logs = logits.log_softmax(1)
+        return -(logs.exp() * logs).sum()
+
+
+class NegativeLogLikelihood(_Mean):
+    """Mean negative log probability of the labels, in nats.
+
+    Example:
+        >>> metric = NegativeLogLikelihood()
+        >>> metric.update(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
+        >>> metric.compute()
+        tensor(0.6931)
+    """
+
+    @staticmethod
+    def of(logits: Tensor, labels: Tensor) -> Tensor:
+        """The sum over a batch."""
+        return cross_entropy(logits, labels, reduction="sum")
 
 
 class F1InTruth(MulticlassConfusionMatrix):

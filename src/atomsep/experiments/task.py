@@ -93,6 +93,10 @@ class Task(ABC):
     def evaluate(self) -> dict[str, float]:
         """Metrics on the held-out samples."""
 
+    def evaluate_once(self) -> dict[str, float]:
+        """Further metrics, which are computed once, at the end of the training."""
+        return {}
+
     @abstractmethod
     def parts(self) -> dict[str, Any]:
         """What a checkpoint must hold: models, optimisers and the method, by name."""

@@ -261,6 +261,7 @@ class Loop:
             name: round(sum(line["metrics"][name] for line in last) / len(last), 7)
             for name in last[-1]["metrics"]
         }
+        metrics |= self.task.evaluate_once()
         files = self.task.finish() if self.fabric.is_global_zero else []
         result = {
             **self.about,

@@ -1,4 +1,4 @@
-"""Atom modeling and the baselines of the paper behind one interface."""
+"""Atom modeling and the methods to compare it with, behind one interface."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ if TYPE_CHECKING:
     from atomsep.methods.base import Method
     from atomsep.methods.binding import Binding
     from atomsep.methods.hinge import Hinge
+    from atomsep.methods.koleo import KoLeo
     from atomsep.methods.mixcse import MixCSE
+    from atomsep.methods.mode_seeking import ModeSeeking
     from atomsep.methods.rank import RankH
     from atomsep.methods.simclr import SimCLR
     from atomsep.methods.simcse import SimCSE
     from atomsep.methods.sscl import SSCL
+    from atomsep.methods.vicreg import VICReg
     from atomsep.methods.vq import VQ
 
 __all__ = [
@@ -28,11 +31,14 @@ __all__ = [
     "Binding",
     "Entry",
     "Hinge",
+    "KoLeo",
     "Method",
     "MixCSE",
+    "ModeSeeking",
     "RankH",
     "SimCLR",
     "SimCSE",
+    "VICReg",
     "make_method",
     "register",
 ]

@@ -20,7 +20,8 @@ class Atom(Method):
     """[`AtomLoss`][atomsep.AtomLoss] as a method.
 
     It needs neither labels nor a second view. The paper's ablations leave constraints out:
-    `neutrality=0` is "w/o constraint 1", `occupancy=0` is "w/o constraint 2".
+    `neutrality=0` is "w/o constraint 1", `occupancy=0` is "w/o constraint 2". `energy=0` leaves the
+    constraints alone.
 
     Args:
         norm: see [`AtomLoss`][atomsep.AtomLoss] for all arguments.
@@ -33,6 +34,7 @@ class Atom(Method):
         pairs: "all" or "sampled".
         tokens: None for all, or how many random tokens to take per sample.
         seed: seed of the loss's own generator.
+        energy: weight of the energy.
 
     Example:
         >>> import torch
@@ -53,10 +55,13 @@ class Atom(Method):
         pairs: Literal["all", "sampled"] = "all",
         tokens: int | None = None,
         seed: int = 0,
+        *,
+        energy: float = 1.0,
     ) -> None:
         super().__init__()
         self.criterion = AtomLoss(
-            norm, scale, neutrality, occupancy, softening, charge, position, pairs, tokens, seed
+            *(norm, scale, neutrality, occupancy, softening, charge, position, pairs, tokens, seed),
+            energy=energy,
         )
 
     @property

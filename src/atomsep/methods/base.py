@@ -172,10 +172,33 @@ def cosine(first: Tensor, second: Tensor) -> Tensor:
         tensor([[0.6000],
                 [0.0000]])
     """
-    return _unit(first) @ _unit(second).T
+    return unit(first) @ unit(second).T
 
 
-def _unit(rows: Tensor) -> Tensor:
+def mean_token(latent: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mean over the real tokens of each sample, `(M, h)`; half precision becomes float32.
+
+    Example:
+        >>> latent = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]])
+        >>> mean_token(latent, torch.tensor([[True, True], [False, True]]))
+        tensor([[2., 3.],
+                [7., 8.]])
+    """
+    wide = widen(latent)
+    if mask is None:
+        return wide.mean(1)
+    wide = wide.masked_fill(~mask.unsqueeze(-1), 0)
+    return wide.sum(1) / mask.sum(1, keepdim=True)
+
+
+def unit(rows: Tensor) -> Tensor:
+    """Rows scaled to unit length; a row of zeros stays.
+
+    Example:
+        >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000]])
+    """
     length: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     # The usual floor on the length would make the gradient at zero about 1e12.
     return rows / length.where(length > 0, 1)
@@ -186,3 +209,10 @@ def checked_temperature(temperature: float) -> float:
     if not 0 < temperature < float("inf"):
         raise ValueError(f"temperature must be above 0, not {temperature!r}")
     return temperature
+
+
+def checked_weight(name: str, weight: float) -> float:
+    """A weight of a term, which must be finite and at least 0."""
+    if not 0 <= weight < float("inf"):
+        raise ValueError(f"{name} must be a weight of at least 0, not {weight!r}")
+    return weight

@@ -76,7 +76,7 @@ def _two_views(title: str, summary: str, view: SecondView, *options: str) -> Ent
 
 def _atom(title: str, summary: str, label: str, *left_out: str) -> Entry:
     names = ["norm", "scale", "neutrality", "occupancy", "softening"]
-    names += ["charge", "position", "pairs", "tokens"]
+    names += ["charge", "position", "pairs", "tokens", "energy"]
     options = tuple(name for name in names if name not in left_out)
     title = f"Atom Modeling w/o {title}" if left_out else title
     fixed = dict.fromkeys(left_out, 0.0)
@@ -117,6 +117,21 @@ METHODS: dict[str, Entry] = {
         options=("codes", "commitment", "codebook"),
         families=("gan",),
     ),
+    "koleo": Entry(
+        "KoLeo", "keeps the direction of a sample away from its nearest neighbour's", "koleo:KoLeo"
+    ),
+    "vicreg": Entry(
+        "VICReg",
+        "lets every feature vary between samples, and no two of them together",
+        "vicreg:VICReg",
+        options=("variance", "covariance"),
+    ),
+    "mode-seeking": Entry(
+        "Mode seeking",
+        "lets generated images differ as much as the noise that they come from",
+        "mode_seeking:ModeSeeking",
+        families=("gan",),
+    ),
     "atom": _atom(
         "Atom Modeling", "treats samples as atoms that obey Coulomb's law", "atom\nmodeling"
     ),
@@ -129,6 +144,9 @@ METHODS: dict[str, Entry] = {
     "atom-no-constraints": _atom(
         *("constraint", "the energy of atom modeling alone", "without\nboth"),
         *("neutrality", "occupancy"),
+    ),
+    "atom-no-energy": _atom(
+        "energy", "the constraints of atom modeling alone", "constraints\nalone", "energy"
     ),
 }
 """All methods by name, in the order in which tables show them."""

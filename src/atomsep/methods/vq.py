@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from atomsep.functional import widen
-from atomsep.methods.base import Method
+from atomsep.methods.base import Method, checked_weight
 
 BLOCK = 1 << 24
 """Scores, one per token and code, that are computed at a time."""
@@ -61,14 +61,11 @@ class VQ(Method):
         super().__init__()
         if codes < 1:
             raise ValueError(f"codes must be at least 1, not {codes!r}")
-        for name, value in (("commitment", commitment), ("codebook", codebook)):
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"{name} must be a weight of at least 0, not {value!r}")
         generator = torch.Generator().manual_seed(seed)
         initial = torch.rand(codes, features, generator=generator, dtype=torch.float32)
         self.codes = nn.Parameter((2 * initial - 1) / codes)
-        self.commitment = commitment
-        self.codebook = codebook
+        self.commitment = checked_weight("commitment", commitment)
+        self.codebook = checked_weight("codebook", codebook)
 
     def loss(
         self, latent: Tensor, labels: Tensor | None, mask: Tensor | None, second: Tensor | None

@@ -32,14 +32,15 @@ def assert_close(got: list[Tensor], want: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("size", [6, 12])
-@pytest.mark.parametrize("later", [0.3, 0.7])
-def test_an_attached_network(size: int, later: float, device: torch.device) -> None:
+@pytest.mark.parametrize(("later", "energy"), [(0.3, 1.0), (0.7, 1.0), (0.7, 0.4), (0.3, 0.0)])
+def test_an_attached_network(size: int, later: float, energy: float, device: torch.device) -> None:
     """In place after the layer; few tokens and many; the weight the same at both times or not."""
     x = torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(1))
     losses, grads = [], []
     for mode, dtype in (("torch", torch.float64), ("triton", torch.float32)):
         model = network(dtype).to(device)
-        with use_kernels(mode), atomsep.attach(model, "1", weight=0.3) as attachment:
+        criterion = AtomLoss(energy=energy)
+        with use_kernels(mode), atomsep.attach(model, "1", criterion, weight=0.3) as attachment:
             for _ in range(2):  # the second knows that the layer is overwritten
                 output = model(x.to(device, dtype))
                 attachment.weight = later

@@ -88,6 +88,33 @@ def test_blocks_of_rows(
 
 
 @pytest.mark.parametrize("norm", [1, 2])
+@pytest.mark.parametrize("scale", ["mean", "sum"])
+@pytest.mark.parametrize("energy", [0.0, 0.4])
+def test_weights_of_the_energy(
+    norm: int, scale: str, energy: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one program, in several, and where the others are shared between programs."""
+    terms = Terms(norm, 1e-2, scale, 0.7, 1.3, energy)  # type: ignore[arg-type]
+    check(draw(5, 3), terms, device)
+    monkeypatch.setattr(pairs, "pair_blocks", lambda *shape: blocks.PairBlocks(4, 2, 4, 1, 3))
+    pairs._plan.cache_clear()
+    check(draw(13, 9), terms, device)
+    pairs._plan.cache_clear()
+
+
+def test_constraints_alone_read_no_pair(device: torch.device) -> None:
+    """Neither an infinite energy nor NaN in a nucleus reaches the constraints."""
+    statistics = draw(6, 4)
+    terms = Terms(2, 0.0, "mean", 0.7, 1.3, 0.0)
+    table, count = statistics.table.float().to(device), statistics.count.float().to(device)
+    expected, slopes = kernels.pair_loss(table, count, terms, 1.0, True)
+    table[1, 5:] = table[0, 5:]
+    table[2, 5:] = torch.nan
+    assert torch.equal(kernels.pair_loss(table, count, terms, 1.0, True)[0], expected)
+    assert torch.equal(kernels.pair_loss(table, count, terms, 1.0, True)[1], slopes)
+
+
+@pytest.mark.parametrize("norm", [1, 2])
 def test_coincident_nuclei(norm: int, device: torch.device) -> None:
     statistics = draw(6, 4)
     nucleus = statistics.nucleus  # a view of the table

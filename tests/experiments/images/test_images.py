@@ -49,7 +49,7 @@ def test_every_method_trains_in_tiny_form(
     experiment: Experiment, method: str, tmp_path: Path
 ) -> None:
     scores = train_and_check(experiment, method, tmp_path)
-    assert set(scores) == {"top1", "top5", "entropy"}
+    assert set(scores) == {"top1", "top5", "entropy", "ece", "nll"}
     assert 0 <= scores["top1"] <= scores["top5"] <= 1
     assert 0 <= scores["entropy"] <= math.log(10) + 1e-6
     assert experiment.metric in scores
@@ -120,8 +120,8 @@ def test_evaluation_takes_the_middle() -> None:
 
 
 def test_metrics_leave_out_a_top_5_that_says_nothing() -> None:
-    assert set(metrics(5)) == {"top1", "entropy"}
-    assert set(metrics(6)) == {"top1", "top5", "entropy"}
+    assert set(metrics(5)) == {"top1", "entropy", "ece", "nll"}
+    assert set(metrics(6)) == {"top1", "top5", "entropy", "ece", "nll"}
 
 
 def test_imagenet_follows_pytorchs_example() -> None:

@@ -21,9 +21,9 @@ from atomsep.experiments.text.tiny import agreement, tiny_encoder, verses
 
 PAIRS = [(experiment, method) for experiment in TEXTS for method in experiment.methods]
 METRICS = {
-    "cola": {"mcc", "accuracy"},
-    "poem": {"f1", "f1_micro", "f1_weighted", "f1_macro_all"},
-    "own-text": {"accuracy", "mcc", "f1"},
+    "cola": {"mcc", "accuracy", "ece", "nll"},
+    "poem": {"f1", "f1_micro", "f1_weighted", "f1_macro_all", "ece", "nll"},
+    "own-text": {"accuracy", "mcc", "f1", "ece", "nll"},
 }
 
 
@@ -41,6 +41,7 @@ def test_every_method_trains_in_tiny_form(
 ) -> None:
     scores = train_and_check(experiment, method, tmp_path)
     assert set(scores) == METRICS[experiment.name]
+    assert scores.pop("nll") >= 0
     assert all(-1 <= score <= 1 for score in scores.values())
     assert scores[experiment.metric] > 0.3  # the sentences are easy
 

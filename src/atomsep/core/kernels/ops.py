@@ -133,7 +133,7 @@ def _loss_fake(table: Tensor, count: Tensor, weight: float, gradient: bool, *ter
 
 _loss_op = _operator(
     "pair_loss(Tensor table, Tensor count, float weight, bool gradient, int norm, float softening, "
-    "str scale, float neutrality, float occupancy) -> (Tensor, Tensor)",
+    "str scale, float neutrality, float occupancy, float energy) -> (Tensor, Tensor)",
     _loss,
     _loss_fake,
 )

@@ -45,7 +45,8 @@ def pair_loss(
     losses = torch.empty(plan.programs, dtype=torch.float32, device=table.device)
     slopes = parts = None
     if gradient:
-        slopes = parts = torch.empty_like(table)
+        # Without an energy no pair is read, and nothing else writes the slopes of the nuclei.
+        slopes = parts = (torch.empty_like if terms.energy else torch.zeros_like)(table)
         if plan.splits > 1:  # each part of the others has its own sums
             parts = table.new_empty(plan.splits, *table.shape)
     with on(table.device):
@@ -75,10 +76,12 @@ def _plan(
     blocks = pair_blocks(samples, pitch - FIELDS)
     share = blocks.others * ceil_div(ceil_div(samples, blocks.others), blocks.splits)
     splits = ceil_div(samples, share)
+    if not terms.energy:  # constraints alone: no others
+        share, splits = 0, 1
     programs = ceil_div(samples, blocks.own) * splits
     numbers = (
         *(samples, pitch, splits, share, float(terms.softening)),
-        *(1 / max(1, samples * (samples - 1)), terms.neutrality / samples),
+        *(terms.energy / max(1, samples * (samples - 1)), terms.neutrality / samples),
         *(terms.occupancy / samples, OCCUPANCY_TARGET),
     )
     constants = {

@@ -27,26 +27,33 @@ def pair_loss(
 ) -> tuple[Tensor, Tensor | None]:
     """See `atomsep.core.backend.Backend`."""
     statistics = Statistics(table, count)
+    if not terms.energy:
+        loss = weight * constraints(statistics, terms)
+        return loss, _gradient(statistics, terms, [], weight) if gradient else None
     energies, slopes = [], []
     for rows in row_blocks(statistics, terms):
         energies.append(rows.energy().sum())
         if gradient:
             slopes.append(rows.gradient())
-    loss = weight * (_mean(statistics, energies) + constraints(statistics, terms))
+    energy = terms.energy * _mean(statistics, energies)
+    loss = weight * (energy + constraints(statistics, terms))
     return loss, _gradient(statistics, terms, slopes, weight) if gradient else None
 
 
 def _gradient(
     statistics: Statistics, terms: Terms, slopes: list[tuple[Tensor, ...]], weight: float
 ) -> Tensor:
-    """The gradient of the table, from the slopes of the energies and the constraints."""
+    """The gradient of the table, from the slopes of the energies, if any, and the constraints."""
     count = statistics.count
     samples = len(count)
     unit = scale_unit(count, terms.scale)
-    protons, electrons, net, radius, nucleus = (
-        torch.cat(part) for part in zip(*slopes, strict=True)
-    )
-    pair_weight = 2 * weight / max(1, samples * (samples - 1))
+    protons = electrons = net = radius = torch.zeros_like(count)
+    nucleus = torch.zeros_like(statistics.nucleus)
+    if slopes:
+        protons, electrons, net, radius, nucleus = (
+            torch.cat(part) for part in zip(*slopes, strict=True)
+        )
+    pair_weight = 2 * weight * terms.energy / max(1, samples * (samples - 1))
     sample_weight = 2 * weight / samples
     excess = (statistics.charge_square - OCCUPANCY_TARGET * count) * unit
     return Statistics.pack(

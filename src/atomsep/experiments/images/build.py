@@ -11,6 +11,7 @@ from torch import nn
 
 from atomsep.experiments.classification import Classification
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.images.corruptions import corruptions
 from atomsep.experiments.images.data import read_digits, read_flowers, read_pets
 from atomsep.experiments.images.experiments import ImageSettings
 from atomsep.experiments.images.folders import read_imagenet, read_own_images
@@ -67,6 +68,10 @@ def build(
         partial(metrics, classes),
         schedule=settings.schedule,
         warmup=settings.warmup,
+        # A search does not look at them.
+        corruptions=corruptions(MEAN, DEVIATION)
+        if settings.robustness and not context.validation
+        else None,
     )
 
 
@@ -126,12 +131,12 @@ def sgd_or_adamw(context: Context, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def metrics(classes: int) -> Mapping[str, Any]:
-    """Top-1 and top-5 accuracy, and the mean entropy of the predictions."""
+    """Top-1 and top-5 accuracy, the mean entropy of the predictions, and their calibration."""
     from torchmetrics.classification import MulticlassAccuracy
 
-    from atomsep.experiments.metrics import PredictionEntropy
+    from atomsep.experiments.metrics import PredictionEntropy, calibration
 
     found: dict[str, Any] = {"top1": MulticlassAccuracy(classes, average="micro")}
     if classes > 5:
         found["top5"] = MulticlassAccuracy(classes, top_k=5, average="micro")
-    return {**found, "entropy": PredictionEntropy()}
+    return {**found, "entropy": PredictionEntropy(), **calibration(classes)}

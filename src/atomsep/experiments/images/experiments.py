@@ -52,6 +52,9 @@ class ImageSettings(Settings):
     unreadable: str = setting(
         "stop", "what to do with an image that cannot be read", choices=("stop", "skip")
     )
+    robustness: bool = setting(
+        False, "evaluate at the end under noise, blur, contrast and JPEG as well: 20 more passes"
+    )
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,11 @@ class FolderSettings(ImageSettings):
 
 
 # The 1-norm adds up all features of all tokens, and is by far the largest.
-WEIGHTS = {"hinge-1": 0.001, **dict.fromkeys(("hinge-2", "rank-h", "simclr"), 0.01)}
+WEIGHTS = {
+    "hinge-1": 0.001,
+    **dict.fromkeys(("hinge-2", "rank-h", "simclr"), 0.01),
+    **dict.fromkeys(("koleo", "vicreg"), 0.1),
+}
 TINY = {"epochs": 2, "batch": 32, "image": 32, "stages": 1, "learning_rate": 0.05}
 
 PETS = Experiment(
@@ -80,6 +87,7 @@ PETS = Experiment(
     learning_rates=(0.01, 0.02, 0.05, 0.1, 0.2),
     weight_grid={
         "": (0.05, 0.02, 0.01, 0.005, 0.002, 0.001),
+        **dict.fromkeys(("koleo", "vicreg"), (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)),
         **dict.fromkeys(ATOM_MODELING, (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)),
     },
 )

@@ -93,26 +93,30 @@ def without_decay_of_vectors(context: Context, model: nn.Module) -> torch.optim.
 
 
 def cola_metrics(classes: int) -> Mapping[str, Any]:
-    """Matthews correlation and accuracy."""
+    """Matthews correlation, accuracy, and the calibration of the predictions."""
     from torchmetrics.classification import MulticlassAccuracy, MulticlassMatthewsCorrCoef
+
+    from atomsep.experiments.metrics import calibration
 
     return {
         "mcc": MulticlassMatthewsCorrCoef(classes),
         "accuracy": MulticlassAccuracy(classes, average="micro"),
+        **calibration(classes),
     }
 
 
 def poem_metrics(classes: int) -> Mapping[str, Any]:
-    """F1 over the classes that occur in the labels, and its other averages."""
+    """F1 over the classes that occur in the labels, its other averages, and calibration."""
     from torchmetrics.classification import MulticlassF1Score
 
-    from atomsep.experiments.metrics import F1InTruth
+    from atomsep.experiments.metrics import F1InTruth, calibration
 
     return {
         "f1": F1InTruth(classes),
         "f1_micro": MulticlassF1Score(classes, average="micro"),
         "f1_weighted": MulticlassF1Score(classes, average="weighted"),
         "f1_macro_all": MulticlassF1Score(classes, average="macro"),
+        **calibration(classes),
     }
 
 

@@ -69,7 +69,8 @@ COLA = Experiment(
     # The 1-norm adds up all features of all tokens, and is by far the largest.
     weights={
         "hinge-1": 0.001,
-        **dict.fromkeys(("hinge-2", "rank-h", "simcse", "mixcse", *ATOM_MODELING), 0.01),
+        "koleo": 0.02,
+        **dict.fromkeys(("hinge-2", "rank-h", "simcse", "mixcse", "vicreg", *ATOM_MODELING), 0.01),
     },
     learning_rates=(1e-5, 2e-5, 3e-5, 5e-5, 1e-4),
     weight_grid={"": (0.05, 0.02, 0.01, 0.005, 0.002, 0.001)},
