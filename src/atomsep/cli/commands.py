@@ -140,6 +140,14 @@ def sweep(
         str, typer.Option(help="Number of seeds, or the seeds themselves: 5,7 or 5-9.")
     ] = "3",
     jobs: arguments.Jobs = 1,
+    mps: Annotated[
+        bool,
+        typer.Option(
+            "--mps",
+            help="Start NVIDIA MPS for this sweep, so that its runs use the GPU at the same time "
+            "instead of taking turns. A daemon that runs already is used and left alone.",
+        ),
+    ] = False,
     search: Annotated[
         bool,
         typer.Option(
@@ -171,6 +179,7 @@ def sweep(
     - `atomsep sweep flowers --methods plain,atom --seeds 5 --search --download`
     """
     from atomsep.experiments.registry import find_experiment, run_key
+    from atomsep.experiments.sweeps.mps import mps as shared_gpu
     from atomsep.experiments.sweeps.search import search as search_settings
     from atomsep.experiments.sweeps.sweep import run_sweep
 

@@ -26,7 +26,7 @@ from atomsep.experiments.progress import Listener
 if TYPE_CHECKING:
     from atomsep.experiments.runs import RunKey
     from atomsep.experiments.sweeps.search import Search
-    from atomsep.experiments.sweeps.sweep import Event
+    from atomsep.experiments.sweeps.ledger import Event
 
 HIGH, LOW = 10.0, 1e-3
 """Beyond these ratios one of the two losses has hardly any influence."""
@@ -132,8 +132,10 @@ class SweepDisplay(_Display):
         count = f"{int(event.done)} of {event.total}"
         if event.failed:
             count += f", {event.failed} failed"
+        if event.running > 1:
+            count += f", {event.running} at a time"
         self.update(self.bar, completed=event.done, total=event.total, count=count)
-        self.say_now_and_then(f"{count} runs")
+        self.say_now_and_then(f"Runs: {count}")
 
 
 def search_table(found: Search) -> Table:

@@ -15,7 +15,7 @@ from atomsep.experiments.machine import Machine
 from atomsep.experiments.runs import RunKey
 from atomsep.experiments.sweeps import search as module
 from atomsep.experiments.sweeps.search import search
-from atomsep.experiments.sweeps.sweep import Failure, SweepReport
+from atomsep.experiments.sweeps.ledger import Failure, SweepReport
 from atomsep.experiments.synthetic import build as synthetic
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
 from atomsep.experiments.training import StoppedError, train

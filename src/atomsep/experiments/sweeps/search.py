@@ -24,7 +24,8 @@ from atomsep.experiments.files import write_text, writing
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.runs import RunKey
-from atomsep.experiments.sweeps.sweep import OnEvent, run_sweep
+from atomsep.experiments.sweeps.ledger import OnEvent
+from atomsep.experiments.sweeps.sweep import run_sweep
 from atomsep.experiments.task import Experiment, main_metric
 
 
