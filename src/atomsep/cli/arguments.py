@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and how they are read."""
+"""Arguments of the commands, and how they are read."""
 
 from __future__ import annotations
 
@@ -60,6 +60,14 @@ Jobs = Annotated[
         parser=read_jobs,
         metavar="NUMBER|auto",
         help="Number of runs at a time; auto: as many as cores and memory allow.",
+    ),
+]
+Mps = Annotated[
+    bool,
+    typer.Option(
+        "--mps",
+        help="Start NVIDIA MPS for this sweep, so that its runs use the GPU at the same time "
+        "instead of taking turns. A daemon that runs already is used and left alone.",
     ),
 ]
 Workers = Annotated[

@@ -18,8 +18,8 @@ from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.runs import Run, RunKey
 from atomsep.experiments.sweeps import processes, sweep
-from atomsep.experiments.sweeps.processes import WorkerProcess, environment
 from atomsep.experiments.sweeps.ledger import Event
+from atomsep.experiments.sweeps.processes import WorkerProcess, environment
 from atomsep.experiments.sweeps.sweep import run_sweep
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
 from atomsep.experiments.training import train

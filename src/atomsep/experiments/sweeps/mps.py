@@ -27,7 +27,7 @@ QUIT = f'cat > /dev/null; echo quit | {PROGRAM}; rm -rf "$1"'
 
 
 @contextmanager
-def mps(device: str) -> Iterator[bool]:
+def share_gpu(device: str) -> Iterator[bool]:
     """Share the GPUs through MPS while the block runs.
 
     Yields:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import selectors
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from atomsep.experiments.errors import ExperimentError
