@@ -34,41 +34,55 @@ class Room:
     Attributes:
         limit: trials at a time, at most.
         measured: whether memory decides too, or the limit alone.
+        need: the most that a trial has taken.
+        have: what all trials can have together, measured while one ran alone.
+        free: what was free when a worker last measured it.
+        held: what each worker held when it last measured.
+        entered: workers with a trial that they have not measured yet.
     """
 
     limit: int
     measured: bool
     need: int = 0
+    have: int = 0
     free: int = 0
     held: dict[int, int] = field(default_factory=dict)
+    entered: set[int] = field(default_factory=set)
     told: bool = False
     evaluated: bool = False
 
-    def learn(self, worker: int, measured: Measured | None, evaluated: bool) -> None:
-        """Take note of what a worker has measured; None if it could not."""
+    def enter(self, worker: int) -> None:
+        """Take note of a trial that starts."""
+        self.entered.add(worker)
+
+    def learn(
+        self, worker: int, measured: Measured | None, *, evaluated: bool, alone: bool
+    ) -> None:
+        """Take note of what a worker has measured, or could not measure."""
         self.told, self.evaluated = True, self.evaluated or evaluated
+        self.entered.discard(worker)
         if measured is not None:
             peak, self.held[worker], self.free = measured
             self.need = max(self.need, peak)
+            if alone:  # otherwise what the others held may have changed since they measured it
+                self.have = max(self.have, self.free + sum(self.held.values()))
 
     def forget(self, worker: int) -> None:
         """Take note of a worker's end."""
         self.held.pop(worker, None)
+        self.entered.discard(worker)
 
     def ran_out(self, beside: int) -> None:
         """Lower the limit: a trial found no memory with so many others beside it."""
-        self.limit = min(self.limit, max(1, beside))
+        self.limit = min(self.limit, beside)
 
     def fits(self, running: int) -> bool:
-        """Whether one more trial fits beside those that run. One always may run alone.
-
-        Trials that have not reached their peak yet are counted with it.
-        """
+        """Whether one more trial fits beside those that run. One always may run alone."""
         if running == 0 or running >= self.limit or not self.measured:
             return running < self.limit
         share = SHARE if self.evaluated else SHARE / 2
-        have = self.free + sum(self.held.values())
-        return self.told and (running + 1) * self.need <= share * have
+        at_their_peaks = (running + 1) * self.need <= share * self.have
+        return self.told and at_their_peaks and (len(self.entered) + 1) * self.need <= self.free
 
 
 def measure() -> dict[str, Measured]:

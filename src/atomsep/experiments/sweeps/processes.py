@@ -27,11 +27,13 @@ class WorkerProcess:
     Attributes:
         ready: whether it has started and takes trials.
         key: the trial that it trains.
+        beside: the most trials that shared its device with that one at a time.
     """
 
     def __init__(self, number: int, jobs: int, device: str) -> None:
         self.number, self.ready = number, False
         self.key: RunKey | None = None
+        self.beside = 0
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
         self.rest = b""
         self.process = subprocess.Popen(

@@ -116,8 +116,14 @@ class Sweep:
     def _training(self) -> list[WorkerProcess]:
         return [worker for worker in self.workers if worker.key is not None]
 
-    def _gpu(self, worker: WorkerProcess) -> int:
-        return worker.number % len(self.gpus)
+    def _rooms(self, worker: WorkerProcess) -> list[tuple[str, Room, list[WorkerProcess]]]:
+        """The host's memory and that of the worker's GPU, each with the workers that train in it.
+
+        Without a GPU the second is never measured, and only its limit counts.
+        """
+        gpu, training = worker.number % len(self.gpus), self._training()
+        on_gpu = [other for other in training if other.number % len(self.gpus) == gpu]
+        return [("host", self.host, training), ("cuda", self.gpus[gpu], on_gpu)]
 
     def _make_room(self) -> None:
         """Find out how many trials may run at a time. With a GPU, its driver keeps a core busy."""
@@ -147,15 +153,20 @@ class Sweep:
 
     def _give(self, worker: WorkerProcess) -> None:
         """Send the next trial, if it fits beside the others."""
-        training, gpu = self._training(), self._gpu(worker)
-        on_gpu = [other for other in training if self._gpu(other) == gpu]
-        if not (self.host.fits(len(training)) and self.gpus[gpu].fits(len(on_gpu))):
+        rooms = self._rooms(worker)
+        if not all(room.fits(len(sharing)) for _, room, sharing in rooms):
             return
         name = self.ledger.waiting[0].experiment
-        busy = {other.key.experiment for other in training if other.key is not None}
+        busy = {other.key.experiment for other in self.workers if other.key is not None}
         if self.machine.download and name in busy - self.downloaded:
             return  # one trial downloads the data; the others wait until it trains
         worker.give(self.ledger.waiting.popleft(), self.root, self.machine)
+        for _, room, _ in rooms:
+            room.enter(worker.number)
+        *_, sharing = rooms[-1]
+        worker.beside = len(sharing)
+        for other in sharing:
+            other.beside = max(other.beside, len(sharing))
 
     def _dismiss(self, worker: WorkerProcess) -> None:
         worker.dismiss()
@@ -179,8 +190,9 @@ class Sweep:
             return
         if "memory" in message:
             memory, evaluated = message["memory"], message["evaluated"]
-            self.host.learn(worker.number, memory.get("host"), evaluated)
-            self.gpus[self._gpu(worker)].learn(worker.number, memory.get("cuda"), evaluated)
+            for kind, room, sharing in self._rooms(worker):
+                alone = all(other is worker for other in sharing)
+                room.learn(worker.number, memory.get(kind), evaluated=evaluated, alone=alone)
             return
         key = worker.key
         assert key is not None
@@ -202,10 +214,8 @@ class Sweep:
 
     def _put_back(self, worker: WorkerProcess, key: RunKey, reason: str) -> None:
         """Memory ran out: try again with fewer trials beside this one, or fail if it was alone."""
-        gpu = self._gpu(worker)
-        beside = [other for other in self._training() if self._gpu(other) == gpu]
-        if beside:
-            self.gpus[gpu].ran_out(len(beside))
+        if worker.beside:
+            self._rooms(worker)[-1][1].ran_out(worker.beside)
             self.ledger.put_back(key)
         else:
             self.ledger.fail(key, reason)
