@@ -45,6 +45,9 @@ def share_memory(need: int) -> bool:
 
 
 def main() -> None:
+    if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        with open(os.environ["TRACE"], "a") as file:
+            file.write(f"pipes {os.environ['CUDA_MPS_PIPE_DIRECTORY']}\n")
     answer(ready=True)
     for line in sys.stdin:
         trial = json.loads(line)

@@ -36,13 +36,13 @@ def share_gpu(device: str) -> Iterator[bool]:
     Raises:
         ExperimentError: there is no GPU or no MPS, or the daemon does not start.
     """
-    if shutil.which(PROGRAM) is None:
+    if device in ("auto", "cuda") and shutil.which(PROGRAM) is None:
         raise ExperimentError(
             f"--mps: there is no program {PROGRAM}, which comes with NVIDIA's driver; leave out "
             f"--mps, and the runs take turns on the GPU"
         )
     if count_gpus(device) == 0:
-        raise ExperimentError("--mps needs an NVIDIA GPU, and torch sees none; leave it out")
+        raise ExperimentError("--mps needs an NVIDIA GPU; leave it out, or choose another --device")
     if is_running():
         yield False
         return
