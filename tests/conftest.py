@@ -32,6 +32,7 @@ SLOW = {
     *("experiments/gan/test_fidelity.py", "experiments/gan/test_gan.py"),
     *("experiments/images/test_images.py", "experiments/text/test_text.py"),
     *("experiments/sweeps/test_search.py", "experiments/sweeps/test_sweep.py"),
+    "experiments/test_kills.py",
     *("hooks/test_attach_regimes.py", "hooks/test_compiled.py", "methods/test_method_registry.py"),
 }
 """Files that train, compile, interpret kernels or start processes: not part of make test-fast."""

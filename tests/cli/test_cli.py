@@ -86,6 +86,7 @@ def test_an_odd_ratio_gets_a_hint(
         ("train synthetic --set batch=9999999999999999999999", "batch must be at most 2147483647"),
         ("train synthetic --seed 99999999999999999999", "a seed must lie between 0 and 92233720"),
         ("sweep synthetic --seeds 999999999999", "is more than 10000 seeds; choose fewer"),
+        ("sweep synthetic --mps --device cpu", "--mps needs an NVIDIA GPU; leave it out, or"),
         ("sweep synthetic --seeds 5-99999999999999999999", "is more than 10000 seeds"),
         ("train own-images --set folder=json:decoder", "folder=json:decoder must be a function"),
     ],
@@ -112,6 +113,7 @@ def test_a_traceback_comes_with_debug(capsys: pytest.CaptureFixture[str]) -> Non
         ("train synthetic --seed -1", "Invalid value for '--seed'"),
         ("train synthetic --devices 999999999", "Invalid value for '--devices'"),
         ("sweep synthetic --jobs 0", "Invalid value for '--jobs'"),
+        ("sweep synthetic --jobs many", "'many' is neither auto nor a number from 1 to 1024"),
         ("tarin synthetic", "No such command 'tarin'. Did you mean 'train'?\nSee: atomsep --help"),
     ],
 )

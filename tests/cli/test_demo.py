@@ -13,7 +13,8 @@ from atomsep.cli import demo
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.runs import RunKey, find_results
-from atomsep.experiments.sweeps.sweep import Failure, SweepReport, run_sweep
+from atomsep.experiments.sweeps.ledger import Failure, SweepReport
+from atomsep.experiments.sweeps.sweep import run_sweep
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
 from atomsep.experiments.training import train
 

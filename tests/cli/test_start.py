@@ -37,6 +37,8 @@ CALLS = {
     "sweep synthetic --seeds 999999999999": 1,
     "sweep synthetic --search --seeds 101,": 1,
     "sweep synthetic --search --set weight=1": 1,
+    "sweep synthetic --jobs many": 2,
+    "sweep synthetic --mps --device cpu": 1,
     "table nowhere": 1,
     "table . --format html": 1,
     "list synthetc": 1,

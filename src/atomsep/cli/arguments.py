@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and how they are read."""
+"""Arguments of the commands, and how they are read."""
 
 from __future__ import annotations
 
@@ -33,8 +33,42 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Devices = Annotated[
     int, typer.Option(min=1, max=MOST, help="Number of devices, for data-parallel training.")
 ]
+
+
+def read_jobs(text: str) -> int | None:
+    """Number of runs at a time; None for "auto".
+
+    Raises:
+        typer.BadParameter: it is neither.
+
+    Example:
+        >>> read_jobs("4"), read_jobs("auto")
+        (4, None)
+    """
+    if text == "auto":
+        return None
+    if not (text.isdecimal() and 1 <= int(text) <= MOST):
+        raise typer.BadParameter(f"{text!r} is neither auto nor a number from 1 to {MOST}")
+    return int(text)
+
+
 Jobs = Annotated[
-    int, typer.Option("--jobs", "-j", min=1, max=MOST, help="Number of runs at a time.")
+    int | None,
+    typer.Option(
+        "--jobs",
+        "-j",
+        parser=read_jobs,
+        metavar="NUMBER|auto",
+        help="Number of runs at a time; auto: as many as cores and memory allow.",
+    ),
+]
+Mps = Annotated[
+    bool,
+    typer.Option(
+        "--mps",
+        help="Start NVIDIA MPS for this sweep, so that its runs use the GPU at the same time "
+        "instead of taking turns. A daemon that runs already is used and left alone.",
+    ),
 ]
 Workers = Annotated[
     int | None,

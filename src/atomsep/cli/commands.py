@@ -7,6 +7,7 @@ so that help and refusals come at once.
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -140,12 +141,13 @@ def sweep(
         str, typer.Option(help="Number of seeds, or the seeds themselves: 5,7 or 5-9.")
     ] = "3",
     jobs: arguments.Jobs = 1,
+    mps: arguments.Mps = False,
     search: Annotated[
         bool,
         typer.Option(
             "--search",
-            help="First choose the learning rate with the plain method, then each method's "
-            "weight, on held-out training samples. A learning rate that is set is kept.",
+            help="First choose the learning rate and weight decay with the plain method, then "
+            "each method's weight, on held-out training samples. What is set is kept.",
         ),
     ] = False,
     search_seeds: Annotated[
@@ -166,11 +168,12 @@ def sweep(
     at the end. If the sweep is stopped or killed, the same command continues it.
 
     Examples:
-    - `atomsep sweep synthetic --seeds 10 --jobs 2`
+    - `atomsep sweep synthetic --seeds 10 --jobs auto`
 
     - `atomsep sweep flowers --methods plain,atom --seeds 5 --search --download`
     """
     from atomsep.experiments.registry import find_experiment, run_key
+    from atomsep.experiments.sweeps.mps import share_gpu
     from atomsep.experiments.sweeps.search import search as search_settings
     from atomsep.experiments.sweeps.sweep import run_sweep
 
@@ -183,28 +186,27 @@ def sweep(
     changes = dict.fromkeys(names, assignments)
     lost: list[str] = []
     try:
-        if search:
-            with display.SweepDisplay(console, "searching") as shown:
-                found = search_settings(
-                    *(chosen, names, out, machine, jobs, shown),
-                    seeds=chosen_seeds(search_seeds + ","),
-                    reported=numbers,
-                    assignments=assignments,
-                    tiny=tiny,
-                )
-            console.print(display.search_table(found))
-            for sentence in found.at_an_end(chosen):
-                console.say(sentence)
-            lost = [name for name in names if name != "plain" and name not in found.weights]
-            names = [name for name in names if name not in lost]
-            changes = {name: [*assignments, *found.assignments(name)] for name in names}
-        trials = [
-            run_key(chosen, name, seed, changes[name], tiny=tiny)
-            for seed in numbers
-            for name in names
-        ]
-        with display.SweepDisplay(console, "training") as shown:
-            report = run_sweep(trials, out, machine, jobs, shown)
+        with share_gpu(device) if mps else nullcontext():
+            if search:
+                with display.SweepDisplay(console, "searching") as shown:
+                    found = search_settings(
+                        *(chosen, names, out, machine, jobs, shown),
+                        seeds=chosen_seeds(search_seeds + ","),
+                        reported=numbers,
+                        assignments=assignments,
+                        tiny=tiny,
+                    )
+                display.show_search(console, found)
+                lost = [name for name in names if name != "plain" and name not in found.weights]
+                names = [name for name in names if name not in lost]
+                changes = {name: [*assignments, *found.assignments(name)] for name in names}
+            trials = [
+                run_key(chosen, name, seed, changes[name], tiny=tiny)
+                for seed in numbers
+                for name in names
+            ]
+            with display.SweepDisplay(console, "training") as shown:
+                report = run_sweep(trials, out, machine, jobs, shown)
     except StoppedError:
         console.say("Stopped. Finished runs are kept; the same command continues")
         raise SystemExit(STOPPED) from None

@@ -28,7 +28,8 @@ from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.runs import RunKey
 from atomsep.experiments.sweeps.comparison import deviation
-from atomsep.experiments.sweeps.sweep import SweepReport, run_sweep
+from atomsep.experiments.sweeps.ledger import SweepReport
+from atomsep.experiments.sweeps.sweep import run_sweep
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
 from atomsep.report.groups import Group, group_results
 from atomsep.report.numbers import NONE, interval_text, p_text, signed, spread_text

@@ -25,8 +25,8 @@ from atomsep.experiments.progress import Listener
 
 if TYPE_CHECKING:
     from atomsep.experiments.runs import RunKey
-    from atomsep.experiments.sweeps.search import Search
-    from atomsep.experiments.sweeps.sweep import Event
+    from atomsep.experiments.sweeps.choices import Search
+    from atomsep.experiments.sweeps.ledger import Event
 
 HIGH, LOW = 10.0, 1e-3
 """Beyond these ratios one of the two losses has hardly any influence."""
@@ -132,20 +132,29 @@ class SweepDisplay(_Display):
         count = f"{int(event.done)} of {event.total}"
         if event.failed:
             count += f", {event.failed} failed"
+        if event.running > 1:
+            count += f", {event.running} at a time"
         self.update(self.bar, completed=event.done, total=event.total, count=count)
-        self.say_now_and_then(f"{count} runs")
+        self.say_now_and_then(f"Runs: {count}")
+
+
+def show_search(console: SafeConsole, found: Search) -> None:
+    """Print all trials of a search, what it chose, and how many settings each method tried."""
+    console.print(search_table(found))
+    for sentence in (*found.summary(), *found.at_an_end()):
+        console.say(sentence)
 
 
 def search_table(found: Search) -> Table:
     """All trials of a search, with its choices in bold."""
-    shown = Table("method", "learning rate", "weight", found.metric, title="Search")
+    decays = found.weight_decay is not None
+    columns = ("learning rate", *(("weight decay",) if decays else ()), "weight")
+    shown = Table("method", *columns, found.metric, title="Search")
     for trial in found.trials:
-        weight = found.weights.get(trial.method, 0.0)
-        best = trial.learning_rate == found.learning_rate and trial.weight == weight
         value = f"{trial.mean:.4f}" if trial.values and not trial.reason else "failed"
-        style = "bold" if best else None
-        rate = f"{trial.learning_rate:g}"
-        shown.add_row(trial.method, rate, f"{trial.weight:g}", value, style=style)
+        style = "bold" if trial.point == found.point(trial.method) else None
+        numbers = [f"{number:g}" for number in trial.point.values() if number is not None]
+        shown.add_row(trial.method, *numbers, value, style=style)
     return shown
 
 

@@ -127,6 +127,7 @@ class Experiment:
         plain: what tables call the method "plain" here.
         weights: weights of the methods' losses, for the default settings.
         learning_rates: learning rates that a search tries.
+        weight_decays: weight decays that a search tries; the settings must have a `weight_decay`.
         weight_grid: weights that a search tries, by method; "" for all others.
     """
 
@@ -143,6 +144,7 @@ class Experiment:
     plain: str = "Cross-Entropy"
     weights: Mapping[str, float] = field(default_factory=dict)
     learning_rates: tuple[float, ...] = ()
+    weight_decays: tuple[float, ...] = ()
     weight_grid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 

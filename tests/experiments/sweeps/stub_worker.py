@@ -2,6 +2,9 @@
 
 The seed says what becomes of a trial: 1 fails, 2 kills the process, 3 waits for the end of its
 input, all others finish. Prints the trial's start and end to the file in TRACE.
+
+From seed 10 on, trials take as many units of memory as their number of epochs, of the ROOM units
+that all workers share. A file per worker says what it holds.
 """
 
 from __future__ import annotations
@@ -24,7 +27,27 @@ def trace(word: str, key: dict[str, object]) -> None:
         file.write(f"{word} {key['method']} {key['seed']} {os.getpid()}\n")
 
 
+def share_memory(need: int) -> bool:
+    """Hold memory for a while, and measure it; returns whether there was enough."""
+    folder, room = Path(os.environ["TRACE"]).parent / "memory", int(os.environ["ROOM"])
+    folder.mkdir(exist_ok=True)
+    held = folder / str(os.getpid())
+    time.sleep(0.05)
+    for taken in (need, 0):
+        held.write_text(str(taken))
+        free = room - sum(int(file.read_text() or 0) for file in folder.iterdir())
+        if free < 0:
+            held.write_text("0")
+            return False
+        answer(memory={"host": [need, taken, free]}, evaluated=True)
+        time.sleep(0.1 if taken else 0)
+    return True
+
+
 def main() -> None:
+    if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        with open(os.environ["TRACE"], "a") as file:
+            file.write(f"pipes {os.environ['CUDA_MPS_PIPE_DIRECTORY']}\n")
     answer(ready=True)
     for line in sys.stdin:
         trial = json.loads(line)
@@ -35,7 +58,10 @@ def main() -> None:
         trace("trains", key)
         answer(done=0, total=4)
         answer(done=1, total=4)
-        if key["seed"] == 1:
+        if key["seed"] >= 10 and not share_memory(key["settings"]["epochs"]):
+            trace("lacks", key)
+            answer(crowded="out of memory")
+        elif key["seed"] == 1:
             answer(failed="out of luck")
         elif key["seed"] == 2:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -49,6 +75,7 @@ def main() -> None:
             folder = folder / f"seed-{key['seed']}"
             folder.mkdir(parents=True)
             (folder / "result.json").write_text(json.dumps({**key, "metrics": {"accuracy": 0.5}}))
+            trace("ends", key)
             answer(finished=True)
 
 

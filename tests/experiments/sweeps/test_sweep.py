@@ -18,8 +18,9 @@ from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.runs import Run, RunKey
 from atomsep.experiments.sweeps import processes, sweep
+from atomsep.experiments.sweeps.ledger import Event
 from atomsep.experiments.sweeps.processes import WorkerProcess, environment
-from atomsep.experiments.sweeps.sweep import Event, run_sweep
+from atomsep.experiments.sweeps.sweep import run_sweep
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
 from atomsep.experiments.training import train
 
@@ -87,6 +88,61 @@ def test_ctrl_c_stops_the_workers_and_keeps_what_is_done(
     assert [key.seed for key in report.left] == [3, 4]
     assert kinds[-2:] == ["stopping", "stopped"]
     assert not report.failed
+
+
+def most_at_a_time(trace: list[list[str]]) -> int:
+    """The most trials that trained at the same time."""
+    running, most = 0, 0
+    for word, *_ in trace:
+        running += {"begins": 1, "ends": -1, "lacks": -1}.get(word, 0)
+        most = max(most, running)
+    return most
+
+
+def test_as_many_run_as_memory_holds(
+    stubbed: Callable[[], list[list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "cores", lambda: 6)
+    monkeypatch.setenv("ROOM", "100")
+    trials = [trial("atom", seed, "epochs=29") for seed in range(10, 22)]
+    events: list[Event] = []
+    report = run_sweep(trials, tmp_path, CPU, None, events.append)
+    assert len(report.results) == 12
+    assert not report.failed
+    words = [word for word, *_ in stubbed()]
+    assert most_at_a_time(stubbed()) == 3, "nine tenths of the room hold three"
+    assert max(event.running for event in events) == 3
+    assert words[:2] == ["begins", "trains"], "the first one runs alone until it is measured"
+    assert "lacks" not in words
+
+
+def test_as_many_run_as_there_are_cores(
+    stubbed: Callable[[], list[list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "cores", lambda: 2)
+    monkeypatch.setenv("ROOM", "1000")
+    run_sweep([trial("atom", seed) for seed in range(10, 16)], tmp_path, CPU, None)
+    assert most_at_a_time(stubbed()) == 2
+
+
+def test_out_of_memory_beside_others_is_tried_again(
+    stubbed: Callable[[], list[list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROOM", "100")
+    trials = [trial("atom", seed, "epochs=40") for seed in range(10, 18)]
+    kinds = []
+    report = run_sweep(trials, tmp_path, CPU, 5, lambda event: kinds.append(event.kind))
+    assert len(report.results) == 8
+    assert not report.failed
+    assert 1 <= kinds.count("returned") <= 8, "fewer run beside it then"
+
+    large = [trial("plain", seed, "epochs=101") for seed in (10, 11)]
+    report = run_sweep([*large, trial("plain", 12)], tmp_path, CPU, 3)
+    assert {(failure.key.seed, failure.reason) for failure in report.failed} == {
+        (10, "out of memory"),
+        (11, "out of memory"),
+    }
+    assert [result["seed"] for result in report.results] == [12]
 
 
 def test_one_trial_of_an_experiment_fetches_its_data(

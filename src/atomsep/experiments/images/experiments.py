@@ -85,6 +85,7 @@ PETS = Experiment(
     metric="top1",
     weights={**WEIGHTS, **dict.fromkeys(ATOM_MODELING, 0.2)},
     learning_rates=(0.01, 0.02, 0.05, 0.1, 0.2),
+    weight_decays=(1e-4, 5e-4, 2e-3, 5e-3, 1e-2),
     weight_grid={
         "": (0.05, 0.02, 0.01, 0.005, 0.002, 0.001),
         **dict.fromkeys(("koleo", "vicreg"), (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)),

@@ -16,6 +16,7 @@ from typing import Any
 from atomsep.experiments.entry_points import IMPORTED
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.runs import RunKey
+from atomsep.experiments.sweeps.memory import cores
 
 COMMAND = [sys.executable, "-m", "atomsep.experiments.sweeps.worker"]
 
@@ -26,13 +27,13 @@ class WorkerProcess:
     Attributes:
         ready: whether it has started and takes trials.
         key: the trial that it trains.
-        share: share of that trial that is done; None before it begins.
+        beside: the most trials that shared its device with that one at a time.
     """
 
     def __init__(self, number: int, jobs: int, device: str) -> None:
         self.number, self.ready = number, False
         self.key: RunKey | None = None
-        self.share: float | None = None
+        self.beside = 0
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
         self.rest = b""
         self.process = subprocess.Popen(
@@ -88,6 +89,15 @@ class WorkerProcess:
         return f"its process ended with status {status}" + (f": {lines[-1]}" if lines else "")
 
 
+def count_gpus(device: str) -> int:
+    """GPUs that workers on such a device use. This opens no context on them."""
+    if device not in ("auto", "cuda"):
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
 def environment(number: int, jobs: int, device: str) -> dict[str, str]:
     """What a worker's environment has beyond that of this process.
 
@@ -95,14 +105,8 @@ def environment(number: int, jobs: int, device: str) -> dict[str, str]:
     """
     added = {}
     if jobs > 1 and "OMP_NUM_THREADS" not in os.environ:
-        known = hasattr(os, "sched_getaffinity")  # not on every system
-        cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
-        added["OMP_NUM_THREADS"] = str(max(1, cores // jobs))
-    gpus = 0
-    if device in ("auto", "cuda"):
-        import torch
-
-        gpus = torch.cuda.device_count()
+        added["OMP_NUM_THREADS"] = str(max(1, cores() // jobs))
+    gpus = count_gpus(device)
     if gpus > 1:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
         added["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number % gpus]

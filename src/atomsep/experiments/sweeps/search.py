@@ -1,9 +1,13 @@
-"""The paper's protocol for choosing settings.
+"""The paper's protocol for choosing settings, with the weight decay beside the learning rate.
 
-First the learning rate is chosen with the plain method, then the weight of each method's loss at
-that rate. The best mean of the experiment's metric over the search's seeds wins, on samples held
-out of the training set: a search never sees the test samples, and its seeds are not among those
-reported. A learning rate that is set is kept, and only the weights are searched for.
+The plain method decides on the learning rate, at the default weight decay, and then on the weight
+decay at that rate. If this moves the decay, the neighbours of the rate are tried again. Then comes
+the weight of each method's loss, at this rate and decay. The best mean of the experiment's metric
+over the search's seeds wins, on samples held out of the training set: a search never sees the test
+samples, and its seeds are not among those reported. Settings that are given are kept.
+
+A grid whose best value lies at an end is widened there (see `grids`). All methods get the same
+number of weights: when one grid is widened, or is longer from the start, the others are refined.
 
 Every trial is a run on disk like any other, so that a search that was stopped continues where it
 was. `search.json` in the experiment's folder of runs holds all trials and the choices.
@@ -14,96 +18,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from atomsep.experiments.errors import ExperimentError, StoppedError
-from atomsep.experiments.files import write_text, writing
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.runs import RunKey
-from atomsep.experiments.sweeps.sweep import OnEvent, run_sweep
+from atomsep.experiments.sweeps.choices import Point, Search, Trial, assigned
+from atomsep.experiments.sweeps.grids import best_of, between, beyond
+from atomsep.experiments.sweeps.ledger import OnEvent
+from atomsep.experiments.sweeps.sweep import Sweep
 from atomsep.experiments.task import Experiment, main_metric
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A method with one learning rate and weight over the seeds of the search.
-
-    Attributes:
-        method: its name.
-        learning_rate: learning rate of the optimiser.
-        weight: weight of the method's loss.
-        values: the metric by seed; a failed seed is missing.
-        reason: why a seed failed; "" if none did. A trial with a failed seed cannot be chosen.
-    """
-
-    method: str
-    learning_rate: float
-    weight: float
-    values: dict[int, float]
-    reason: str = ""
-
-    @property
-    def mean(self) -> float:
-        """Mean of the metric."""
-        return mean(self.values.values())
-
-
-@dataclass
-class Search:
-    """What a search tried and chose.
-
-    Attributes:
-        experiment: its name.
-        metric: the metric that decided.
-        seeds: seeds of the search.
-        held: settings that were given.
-        learning_rate: the chosen learning rate, or the given one.
-        weights: the chosen weights, by method. A method whose trials all failed has none.
-        trials: all trials, in order.
-    """
-
-    experiment: str
-    metric: str
-    seeds: tuple[int, ...]
-    held: list[str] = field(default_factory=list)
-    learning_rate: float = 0.0
-    weights: dict[str, float] = field(default_factory=dict)
-    trials: list[Trial] = field(default_factory=list)
-
-    def assignments(self, method: str) -> list[str]:
-        """The choices for a method, as settings to change.
-
-        Example:
-            >>> search = Search("synthetic", "accuracy", (100,), [], 0.3, {"atom": 12.5})
-            >>> search.assignments("atom")
-            ['learning_rate=0.3', 'weight=12.5']
-        """
-        chosen = [f"learning_rate={self.learning_rate!r}"]
-        return chosen if method == "plain" else [*chosen, f"weight={self.weights[method]!r}"]
-
-    def at_an_end(self, experiment: Experiment) -> list[str]:
-        """A sentence for each choice that lies at an end of its grid."""
-        grids = {method: weight_grid(experiment, method) for method in self.weights}
-        chosen = [(f"weight of {m}", self.weights[m], grid) for m, grid in grids.items()]
-        tried = {trial.learning_rate for trial in self.trials}
-        chosen.insert(0, ("learning rate", self.learning_rate, tuple(tried)))
-        return [
-            f"The search chose the {end} {what} that it tried, {value:g}; a better one may lie "
-            f"beyond"
-            for what, value, grid in chosen
-            for end, edge in (("smallest", min(grid)), ("largest", max(grid)))
-            if len(grid) > 1 and value == edge
-        ]
-
-    def write(self, path: Path) -> None:
-        """Write everything as JSON."""
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(asdict(self), indent=2) + "\n")
 
 
 def search(
@@ -111,7 +38,7 @@ def search(
     methods: Iterable[str],
     root: Path,
     machine: Machine | None = None,
-    jobs: int = 1,
+    jobs: int | None = 1,
     on_event: OnEvent = lambda event: None,
     *,
     seeds: Sequence[int] = range(100, 105),
@@ -119,18 +46,19 @@ def search(
     assignments: Sequence[str] = (),
     tiny: bool = False,
 ) -> Search:
-    """Choose the learning rate and the methods' weights, and write `search.json`.
+    """Choose learning rate, weight decay and the methods' weights, and write `search.json`.
 
     Args:
         experiment: the experiment to search for.
         methods: methods whose weights to choose; "plain" has none.
         root: the folder of all runs.
         machine: where to run.
-        jobs: number of trials at a time.
+        jobs: number of trials at a time; None: as many as cores and memory allow.
         on_event: is called with every event; see `run_sweep`.
         seeds: seeds of the search.
         reported: seeds of the results, which the search must not use.
-        assignments: settings to change, as `key=value`. A learning rate among them is kept.
+        assignments: settings to change, as `key=value`. A learning rate or weight decay among them
+            is kept.
         tiny: the form on embedded data.
 
     Raises:
@@ -146,74 +74,148 @@ def search(
         raise ExperimentError(
             f"seed {common[0]} is in both --seeds and --search-seeds; choose different ones"
         )
+    others = [method for method in dict.fromkeys(methods) if method != "plain"]
+    weights = {method: weight_grid(experiment, method) for method in others}
+    held = run_key(experiment, "plain", 0, assignments, tiny=tiny)
+    found = Search(
+        *(experiment.name, experiment.metric, experiment.higher_is_better, tuple(seeds)),
+        held=list(assignments),
+        learning_rate=held.settings.learning_rate,
+        weight_decay=getattr(held.settings, "weight_decay", None),
+    )
+    grids = {"learning_rate": experiment.learning_rates, "weight_decay": experiment.weight_decays}
+    plain = {name: grid for name, grid in grids.items() if grid and name not in given}
+    with Sweep(root, machine or Machine(), jobs) as sweep:
+        explorer = Explorer(experiment, found, sweep, on_event, assignments, tiny)
+        explorer.choose_plain(plain)
+        explorer.explore("weight", weights)
+    for method in others:
+        best = best_of(found.scores(method, "weight"))
+        if best is not None:
+            found.weights[method] = best
+    explorer.write()
+    return found
 
-    def keys_of(method: str, *changes: str) -> list[RunKey]:
-        changed = (*assignments, *changes)
+
+class Explorer:
+    """Tries values of one setting after another, and adds the trials to what was found."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        found: Search,
+        sweep: Sweep,
+        on_event: OnEvent,
+        assignments: Sequence[str],
+        tiny: bool,
+    ) -> None:
+        self.experiment, self.found, self.sweep, self.on_event = experiment, found, sweep, on_event
+        self.assignments, self.tiny = assignments, tiny
+
+    def choose_plain(self, grids: Mapping[str, Sequence[float]]) -> None:
+        """Choose the settings of the plain method, one after the other."""
+        found = self.found
+        before = found.weight_decay
+        if not grids:
+            self.try_all("given", [("plain", found.point("plain"))])
+        for setting, grid in grids.items():
+            self.explore(setting, {"plain": grid})
+            self._choose(setting)
+        if len(grids) == 2 and found.weight_decay != before:
+            rates = sorted({trial.learning_rate for trial in found.trials})
+            place = rates.index(found.learning_rate)
+            near = rates[max(0, place - 1) : place + 2]
+            self.explore("learning_rate", {"plain": near})
+            self._choose("learning_rate")
+
+    def _choose(self, setting: str) -> None:
+        best = best_of(self.found.scores("plain", setting))
+        if best is None:
+            raise ExperimentError(
+                f"every {setting.replace('_', ' ')} failed, the last one with: "
+                f"{self.found.trials[-1].reason}"
+            )
+        setattr(self.found, setting, best)
+
+    def explore(self, setting: str, grids: Mapping[str, Sequence[float]]) -> None:
+        """Try a setting's values for each method, and more of them; see the module."""
+        found, pending = self.found, {method: list(grid) for method, grid in grids.items()}
+        while pending:
+            self.try_all(
+                setting,
+                [
+                    (method, {**found.point(method), setting: value})
+                    for method, values in pending.items()
+                    for value in values
+                ],
+            )
+            scores = {method: found.scores(method, setting) for method in grids}
+            outside, inside = {}, {}
+            for method in grids:
+                value = beyond(grids[method], scores[method])
+                if value is not None and self._is_allowed(method, setting, value):
+                    outside[method] = value
+                elif (value := between(scores[method])) is not None:
+                    inside[method] = value
+            more, longest = inside | outside, max(map(len, scores.values()))
+            behind = [method for method in more if len(scores[method]) < longest]
+            pending = {method: [more[method]] for method in behind or (more if outside else ())}
+
+    def _is_allowed(self, method: str, setting: str, value: float) -> bool:
+        try:
+            self.keys_of(method, {**self.found.point(method), setting: value})
+        except ExperimentError:  # the setting has bounds
+            return False
+        return True
+
+    def keys_of(self, method: str, point: Point) -> list[RunKey]:
+        """The runs of a trial."""
+        changes = [*self.assignments, *assigned(point, method)]
         return [
-            run_key(experiment, method, seed, changed, tiny=tiny, validation=True) for seed in seeds
+            run_key(self.experiment, method, seed, changes, tiny=self.tiny, validation=True)
+            for seed in self.found.seeds
         ]
 
-    def try_all(attempts: list[list[RunKey]]) -> None:
-        trials = [key for keys in attempts for key in keys]
-        report = run_sweep(trials, root, machine, jobs, on_event)
+    def try_all(self, stage: str, points: Iterable[tuple[str, Point]]) -> None:
+        """Train what was not tried yet, and write down how it went."""
+        tried = [(trial.method, trial.point) for trial in self.found.trials]
+        attempts = [self.keys_of(*point) for point in points if point not in tried]
+        report = self.sweep.run([key for keys in attempts for key in keys], self.on_event)
         if report.stopped:
             raise StoppedError(f"the search was stopped with {len(report.left)} trials left")
         reasons = {id(failure.key): failure.reason for failure in report.failed}
         results = {_name(result): result["metrics"] for result in report.results}
-        found.trials += [_trial(experiment, keys, results, reasons) for keys in attempts]
-        found.write(path)
+        self.found.trials += [self._trial(stage, keys, results, reasons) for keys in attempts]
+        self.write()
 
-    held = keys_of("plain")[0]
-    path = replace(held, validation=False).folder(root).parents[1] / "search.json"
-    found = Search(experiment.name, experiment.metric, tuple(seeds), list(assignments))
-    found.learning_rate = held.settings.learning_rate
-    rates = () if "learning_rate" in given else experiment.learning_rates
-    if rates:
-        try_all([keys_of("plain", f"learning_rate={rate!r}") for rate in rates])
-        best = choose(found.trials, experiment.higher_is_better)
-        if best is None:
-            raise ExperimentError(
-                f"every learning rate failed, the last one with: {found.trials[-1].reason}"
-            )
-        found.learning_rate = best.learning_rate
-    rate = f"learning_rate={found.learning_rate!r}"
-    others = [method for method in dict.fromkeys(methods) if method != "plain"]
-    attempts = [] if rates else [keys_of("plain", rate)]
-    attempts += [
-        keys_of(method, rate, f"weight={weight!r}")
-        for method in others
-        for weight in weight_grid(experiment, method)
-    ]
-    try_all(attempts)
-    for method in others:
-        of_method = (trial for trial in found.trials if trial.method == method)
-        best = choose(of_method, experiment.higher_is_better)
-        if best is not None:
-            found.weights[method] = best.weight
-    found.write(path)
-    return found
+    def _trial(
+        self,
+        stage: str,
+        keys: list[RunKey],
+        results: Mapping[str, Mapping[str, float]],
+        reasons: Mapping[int, str],
+    ) -> Trial:
+        """A trial with its metric by seed, from all metrics by `_name` and reasons by `id`."""
+        values, reason = {}, ""
+        for key in keys:
+            metrics = results.get(_name(key.record()))
+            if metrics is None:
+                reason = reasons.get(id(key), "the run has no result")
+                continue
+            name = main_metric(self.experiment, metrics)
+            if math.isfinite(metrics[name]):
+                values[key.seed] = metrics[name]
+            else:
+                reason = f"{name} is {metrics[name]}"
+        settings = keys[0].settings
+        decay, weight = getattr(settings, "weight_decay", None), settings.weight or 0.0
+        method = keys[0].method
+        return Trial(stage, method, settings.learning_rate, decay, weight, values, reason)
 
-
-def _trial(
-    experiment: Experiment,
-    keys: list[RunKey],
-    results: Mapping[str, Mapping[str, float]],
-    reasons: Mapping[int, str],
-) -> Trial:
-    """A trial with its metric by seed, from all metrics by `_name` and reasons by `id`."""
-    values, reason = {}, ""
-    for key in keys:
-        metrics = results.get(_name(key.record()))
-        if metrics is None:
-            reason = reasons.get(id(key), "the run has no result")
-            continue
-        name = main_metric(experiment, metrics)
-        if math.isfinite(metrics[name]):
-            values[key.seed] = metrics[name]
-        else:
-            reason = f"{name} is {metrics[name]}"
-    settings = keys[0].settings
-    return Trial(keys[0].method, settings.learning_rate, settings.weight or 0.0, values, reason)
+    def write(self) -> None:
+        """Write `search.json`."""
+        key = replace(self.keys_of("plain", self.found.point("plain"))[0], validation=False)
+        self.found.write(key.folder(self.sweep.root).parents[1] / "search.json")
 
 
 def _name(record: Mapping[str, Any]) -> str:
@@ -239,17 +241,3 @@ def weight_grid(experiment: Experiment, method: str) -> tuple[float, ...]:
     if not grid:
         raise ExperimentError(f"{experiment.name} has no weights to search; use --set weight=…")
     return grid
-
-
-def choose(trials: Iterable[Trial], higher_is_better: bool) -> Trial | None:
-    """The trial with the best mean, the first among equals; None if every one has a failed seed.
-
-    Example:
-        >>> values = {0.1: 0.7, 0.2: 0.9, 0.5: 0.8}
-        >>> trials = [Trial("atom", 0.3, weight, {100: value}) for weight, value in values.items()]
-        >>> choose(trials, higher_is_better=True).weight
-        0.2
-    """
-    whole = [trial for trial in trials if not trial.reason]
-    sign = 1 if higher_is_better else -1
-    return max(whole, key=lambda trial: sign * trial.mean, default=None)

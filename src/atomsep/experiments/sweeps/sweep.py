@@ -3,83 +3,36 @@
 Each process (see `worker`) trains one trial after another, so that it imports its libraries once.
 If it dies, its trial has failed, and another process takes its place. Every trial is a run on disk,
 so that the same call continues a sweep that was stopped.
+
+How many trials run at a time is a given number, or decided by cores and memory: the first trial
+runs alone, and when its memory is known, others follow as long as they fit (see `memory`). If
+memory runs out all the same, the trial is put back and tried again with fewer beside it.
 """
 
 from __future__ import annotations
 
 import selectors
-from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.files import writing
 from atomsep.experiments.machine import Machine
-from atomsep.experiments.runs import Run, RunKey
-from atomsep.experiments.sweeps.processes import WorkerProcess
+from atomsep.experiments.runs import RunKey
+from atomsep.experiments.sweeps.ledger import Ledger, OnEvent, SweepReport
+from atomsep.experiments.sweeps.memory import IDLE, Room, cores, free_memory
+from atomsep.experiments.sweeps.processes import WorkerProcess, count_gpus
 
-
-@dataclass(frozen=True)
-class Event:
-    """Something happened to a trial.
-
-    Attributes:
-        kind: "skipped" (finished before), "started", "progressed", "finished" or "failed"; after
-            Ctrl-C "stopping" (it writes a checkpoint) and "stopped".
-        key: the trial.
-        done: number of trials that ended, plus the shares of those in training.
-        failed: number of trials that failed.
-        total: number of trials.
-    """
-
-    kind: str
-    key: RunKey
-    done: float
-    failed: int
-    total: int
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A trial that failed: the last line of its error, and the file with the rest."""
-
-    key: RunKey
-    reason: str
-    log: Path
-
-
-@dataclass
-class SweepReport:
-    """How a sweep ended.
-
-    Attributes:
-        results: results of all finished trials, in the order of the trials.
-        skipped: number of trials that were finished before.
-        failed: the trials that failed.
-        left: the trials that are not finished because the sweep was stopped.
-    """
-
-    results: list[dict[str, Any]] = field(default_factory=list)
-    skipped: int = 0
-    failed: list[Failure] = field(default_factory=list)
-    left: list[RunKey] = field(default_factory=list)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the sweep was interrupted."""
-        return bool(self.left)
-
-
-OnEvent = Callable[[Event], None]
+GPU_MOST = 40
+"""Runs per GPU, unless asked for more; NVIDIA MPS serves at most 48 processes."""
 
 
 def run_sweep(
     trials: Iterable[RunKey],
     root: Path,
     machine: Machine | None = None,
-    jobs: int = 1,
+    jobs: int | None = 1,
     on_event: OnEvent = lambda event: None,
 ) -> SweepReport:
     """Train every unfinished trial. Ctrl-C stops all with a checkpoint and returns.
@@ -88,7 +41,7 @@ def run_sweep(
         trials: the runs; duplicates are trained once.
         root: the folder of all runs.
         machine: where to run.
-        jobs: number of runs at a time.
+        jobs: number of runs at a time; None: as many as cores and memory allow.
         on_event: is called with every event, in the calling thread.
 
     Returns:
@@ -97,72 +50,101 @@ def run_sweep(
     Raises:
         ExperimentError: no worker can be started, or `machine` has several devices.
     """
-    machine = machine or Machine()
-    if jobs < 1:
-        raise ExperimentError(f"--jobs must be at least 1, not {jobs}")
-    if machine.devices > 1:
-        raise ExperimentError(
-            f"a sweep trains each run on one device, not on {machine.devices}; --jobs uses several"
-        )
-    with writing(root):
-        root.mkdir(parents=True, exist_ok=True)
-    return Sweep({key.folder(root): key for key in trials}, root, machine, jobs, on_event).run()
+    with Sweep(root, machine or Machine(), jobs) as sweep:
+        return sweep.run(trials, on_event)
 
 
-@dataclass
 class Sweep:
-    """The state of a sweep: gives trials to workers and collects their answers."""
+    """Worker processes, and the trials that they are given. They end with the `with` block.
 
-    trials: dict[Path, RunKey]
-    root: Path
-    machine: Machine
-    jobs: int
-    on_event: OnEvent
-    waiting: deque[RunKey] = field(default_factory=deque)
-    workers: list[WorkerProcess] = field(default_factory=list)
-    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    failed: dict[Path, Failure] = field(default_factory=dict)
-    ended: int = 0
-    skipped: int = 0
-    stopping: bool = False
-    unusable: str = ""
-    downloaded: set[str] = field(default_factory=set)
+    Args:
+        root: the folder of all runs.
+        machine: where to run.
+        jobs: number of runs at a time; None: as many as cores and memory allow.
 
-    def run(self) -> SweepReport:
-        """Train all trials."""
-        self._skip_finished()
-        self.jobs = min(self.jobs, len(self.waiting))
+    Raises:
+        ExperimentError: `jobs` is below 1, or `machine` has several devices.
+    """
+
+    def __init__(self, root: Path, machine: Machine, jobs: int | None) -> None:
+        if jobs is not None and jobs < 1:
+            raise ExperimentError(f"--jobs must be at least 1, not {jobs}")
+        if machine.devices > 1:
+            raise ExperimentError(
+                f"a sweep trains each run on one device, not on {machine.devices}; --jobs uses "
+                f"several"
+            )
+        self.root, self.machine, self.asked = root, machine, jobs
+        self.gpus: list[Room] = []
+        self.workers: list[WorkerProcess] = []
+        self.selector = selectors.DefaultSelector()
+        self.downloaded: set[str] = set()
+        self.stopping, self.unusable = False, ""
+
+    def __enter__(self) -> Sweep:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for worker in self.workers:
+            self._dismiss(worker)
+        for worker in self.workers:
+            worker.end()
+        self.selector.close()
+
+    def run(self, trials: Iterable[RunKey], on_event: OnEvent = lambda event: None) -> SweepReport:
+        """Train every unfinished trial, as `run_sweep` does. It may be called more than once."""
+        with writing(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+        self.ledger = Ledger({key.folder(self.root): key for key in trials}, self.root, on_event)
+        self.ledger.skip_finished()
+        waiting = self.ledger.waiting
         try:
-            for number in range(self.jobs):
-                self._hire(number)
-            while self.workers:
+            if waiting:
+                self._make_room()
+                self._hire_all()
+            while self.workers and (waiting or self._training()):
                 for worker in self.workers:
-                    if worker.ready and worker.key is None:
+                    if waiting and worker.ready and worker.key is None:
                         self._give(worker)
                 self._wait()
         except KeyboardInterrupt:
             self._stop()
-        finally:
-            for worker in self.workers:
-                worker.end()
-            self.selector.close()
-        if self.waiting and not self.stopping:
+        if waiting and not self.stopping:
             raise ExperimentError(f"no worker can be started: {self.unusable}")
-        return self._report()
+        return self.ledger.report()
 
-    def _skip_finished(self) -> None:
-        for folder, key in self.trials.items():
-            try:
-                result = Run(folder).read_result()
-            except ExperimentError as error:
-                self._fail(key, str(error))
-                continue
-            if result is None:
-                self.waiting.append(key)
-            else:
-                self.skipped += 1
-                self.ended += 1
-                self._tell("skipped", key)
+    def _training(self) -> list[WorkerProcess]:
+        return [worker for worker in self.workers if worker.key is not None]
+
+    def _rooms(self, worker: WorkerProcess) -> list[tuple[str, Room, list[WorkerProcess]]]:
+        """The host's memory and that of the worker's GPU, each with the workers that train in it.
+
+        Without a GPU the second is never measured, and only its limit counts.
+        """
+        gpu, training = worker.number % len(self.gpus), self._training()
+        on_gpu = [other for other in training if other.number % len(self.gpus) == gpu]
+        return [("host", self.host, training), ("cuda", self.gpus[gpu], on_gpu)]
+
+    def _make_room(self) -> None:
+        """Find out how many trials may run at a time. With a GPU, its driver keeps a core busy."""
+        if self.gpus:  # by an earlier call
+            return
+        gpus = count_gpus(self.machine.device)
+        most = min(cores() - 1, GPU_MOST * gpus) if gpus else cores()
+        self.jobs = self.asked or max(1, most)
+        self.host, *self.gpus = (
+            Room(self.jobs, measured=self.asked is None) for _ in range(1 + max(1, gpus))
+        )
+
+    def _hire_all(self) -> None:
+        """Start a worker for every trial that may run at a time, as far as memory allows."""
+        most, free = min(self.jobs, len(self.ledger.waiting)), free_memory()
+        if self.host.measured and free is not None:
+            most = min(most, max(1, len(self.workers) + free // IDLE))
+        taken = {worker.number for worker in self.workers}
+        for number in [number for number in range(self.jobs) if number not in taken]:
+            if len(self.workers) < most:
+                self._hire(number)
 
     def _hire(self, number: int) -> None:
         worker = WorkerProcess(number, self.jobs, self.machine.device)
@@ -170,16 +152,26 @@ class Sweep:
         self.selector.register(worker.answers, selectors.EVENT_READ, worker)
 
     def _give(self, worker: WorkerProcess) -> None:
-        """Send the next trial, or the end if there is none."""
-        if not self.waiting:
-            worker.dismiss()
+        """Send the next trial, if it fits beside the others."""
+        rooms = self._rooms(worker)
+        if not all(room.fits(len(sharing)) for _, room, sharing in rooms):
             return
-        name = self.waiting[0].experiment
-        if self.machine.download and name not in self.downloaded:
-            training = {other.key.experiment for other in self.workers if other.key is not None}
-            if name in training:
-                return  # one trial downloads the data; the others wait until it trains
-        worker.give(self.waiting.popleft(), self.root, self.machine)
+        name = self.ledger.waiting[0].experiment
+        busy = {other.key.experiment for other in self.workers if other.key is not None}
+        if self.machine.download and name in busy - self.downloaded:
+            return  # one trial downloads the data; the others wait until it trains
+        worker.give(self.ledger.waiting.popleft(), self.root, self.machine)
+        for _, room, _ in rooms:
+            room.enter(worker.number)
+        *_, sharing = rooms[-1]
+        worker.beside = len(sharing)
+        for other in sharing:
+            other.beside = max(other.beside, len(sharing))
+
+    def _dismiss(self, worker: WorkerProcess) -> None:
+        worker.dismiss()
+        if not worker.ready:  # it still imports its libraries: nothing is lost
+            worker.process.kill()
 
     def _wait(self) -> None:
         """Wait for answers, and handle them."""
@@ -196,71 +188,65 @@ class Sweep:
         if "ready" in message:
             worker.ready = True
             return
+        if "memory" in message:
+            memory, evaluated = message["memory"], message["evaluated"]
+            for kind, room, sharing in self._rooms(worker):
+                alone = all(other is worker for other in sharing)
+                room.learn(worker.number, memory.get(kind), evaluated=evaluated, alone=alone)
+            return
         key = worker.key
         assert key is not None
         if "total" in message:
             self.downloaded.add(key.experiment)
-            kind = "started" if worker.share is None else "progressed"
-            worker.share = message["done"] / max(message["total"], 1)
-            self._tell(kind, key)
+            self.ledger.progress(key, message["done"] / max(message["total"], 1))
             return
-        worker.key = worker.share = None
+        worker.key = None
         if "finished" in message:
-            self.ended += 1
-            self._tell("finished", key)
+            self.ledger.finish(key)
+        elif "crowded" in message:
+            self._put_back(worker, key, message["crowded"])
         elif "failed" in message:
-            self._fail(key, message["failed"])
+            self.ledger.fail(key, message["failed"])
         elif self.stopping:
-            self._tell("stopped", key)
+            self.ledger.leave("stopped", key)
         else:
-            self._fail(key, f"a signal ended it: {message['stopped']}")
+            self.ledger.fail(key, f"a signal ended it: {message['stopped']}")
+
+    def _put_back(self, worker: WorkerProcess, key: RunKey, reason: str) -> None:
+        """Memory ran out: try again with fewer trials beside this one, or fail if it was alone."""
+        if worker.beside:
+            self._rooms(worker)[-1][1].ran_out(worker.beside)
+            self.ledger.put_back(key)
+        else:
+            self.ledger.fail(key, reason)
 
     def _remove(self, worker: WorkerProcess) -> None:
         """A worker has ended, because it was told to or in the middle of its trial."""
         self.selector.unregister(worker.answers)
         self.workers.remove(worker)
+        for room in (self.host, *self.gpus):
+            room.forget(worker.number)
         reason, key = worker.end(), worker.key
         if self.stopping:
             return
         if not worker.ready:
             self.unusable = reason
-        elif key is not None:
-            worker.key = worker.share = None
-            self._fail(key, reason)
-            if self.waiting:
-                self._hire(worker.number)
+            return
+        if key is not None:
+            self.ledger.fail(key, reason)
+        if self.ledger.waiting:
+            self._hire(worker.number)
 
     def _stop(self) -> None:
         """Let the workers write checkpoints; a second Ctrl-C kills them."""
         self.stopping = True
         try:
             for worker in self.workers:
-                worker.dismiss()
+                self._dismiss(worker)
                 if worker.key is not None:
-                    self._tell("stopping", worker.key)
+                    self.ledger.tell("stopping", worker.key)
             while self.workers:
                 self._wait()
         except KeyboardInterrupt:
             for worker in self.workers:
                 worker.process.kill()
-
-    def _fail(self, key: RunKey, reason: str) -> None:
-        folder = key.folder(self.root)
-        self.failed[folder] = Failure(key, reason, folder / "log.txt")
-        self.ended += 1
-        self._tell("failed", key)
-
-    def _tell(self, kind: str, key: RunKey) -> None:
-        done = self.ended + sum(worker.share or 0.0 for worker in self.workers)
-        self.on_event(Event(kind, key, done, len(self.failed), len(self.trials)))
-
-    def _report(self) -> SweepReport:
-        report = SweepReport(skipped=self.skipped, failed=list(self.failed.values()))
-        for folder, key in self.trials.items():
-            if folder not in self.failed:
-                result = Run(folder).read_result()
-                if result is None:
-                    report.left.append(key)
-                else:
-                    report.results.append(result)
-        return report

@@ -5,9 +5,11 @@ A trial is a JSON object: `imports` (modules that register experiments), `key` (
 
     {"ready": true}                     once, when it can take a trial
     {"done": 120, "total": 640}         now and then, first when the data is loaded
-    {"finished": true}                  these three
+    {"memory": {…}, "evaluated": …}     after steps, evaluations and trials; see `memory.measure`
+    {"finished": true}                  these four
     {"failed": "the reason"}            end
-    {"stopped": "where"}                a trial
+    {"stopped": "where"}                a
+    {"crowded": "the reason"}           trial; the last one says that memory ran out
 
 Everything printed during a trial goes to the run's `log.txt`. When the sweep closes the worker's
 input, for whatever reason, the worker writes a checkpoint and ends.
@@ -36,6 +38,7 @@ from atomsep.experiments.progress import Listener
 from atomsep.experiments.registry import find_experiment
 from atomsep.experiments.runs import RunKey
 from atomsep.experiments.settings import override
+from atomsep.experiments.sweeps.memory import is_out_of_memory, measure
 from atomsep.experiments.training import train
 
 Answer = Callable[[Mapping[str, Any]], None]
@@ -63,10 +66,10 @@ def read_key(record: Mapping[str, Any]) -> RunKey:
 
 
 class Reporter(Listener):
-    """A listener that answers with the steps done."""
+    """A listener that answers with the steps done and the memory taken."""
 
     def __init__(self, answer: Answer) -> None:
-        self.answer = answer
+        self.answer, self.has_evaluated = answer, False
 
     def started(self, key: RunKey, done: int, total: int) -> None:
         """The data is loaded, and training begins."""
@@ -75,6 +78,12 @@ class Reporter(Listener):
     def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
         """Report the steps done."""
         self.answer({"done": done, "total": total})
+        self.answer({"memory": measure(), "evaluated": self.has_evaluated})
+
+    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Report the memory, of which evaluations may take more than steps."""
+        self.has_evaluated = True
+        self.answer({"memory": measure(), "evaluated": True})
 
 
 @contextmanager
@@ -117,9 +126,10 @@ def _train(key: RunKey, root: Path, machine: Machine, answer: Answer) -> dict[st
     except Exception as error:
         with suppress(OSError):  # a full disk
             traceback.print_exc()
+        kind = "crowded" if is_out_of_memory(error) else "failed"
         if isinstance(error, ExperimentError):
-            return {"failed": str(error)}
-        return {"failed": traceback.format_exception_only(error)[-1].strip().splitlines()[-1]}
+            return {kind: str(error)}
+        return {kind: traceback.format_exception_only(error)[-1].strip().splitlines()[-1]}
     finally:
         if torch.cuda.is_initialized():  # free the memory for the next trial
             import gc
@@ -153,6 +163,7 @@ def main() -> int:
         busy.set()
         last = work(line, answer)
         busy.clear()
+        answer({"memory": measure(), "evaluated": False})
         answer(last)
     return 0
 

@@ -73,6 +73,7 @@ COLA = Experiment(
         **dict.fromkeys(("hinge-2", "rank-h", "simcse", "mixcse", "vicreg", *ATOM_MODELING), 0.01),
     },
     learning_rates=(1e-5, 2e-5, 3e-5, 5e-5, 1e-4),
+    weight_decays=(0.0, 0.01, 0.1),
     weight_grid={"": (0.05, 0.02, 0.01, 0.005, 0.002, 0.001)},
 )
 POEM = replace(

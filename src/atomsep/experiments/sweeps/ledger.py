@@ -1,0 +1,152 @@
+"""The trials of a sweep: which wait, run and have ended; told as events and a report."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.runs import Run, RunKey
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something happened to a trial.
+
+    Attributes:
+        kind: "skipped" (finished before), "started", "progressed", "finished", "failed" or
+            "returned" (memory ran out beside others; it waits until fewer run); after Ctrl-C
+            "stopping" (it writes a checkpoint) and "stopped".
+        key: the trial.
+        done: number of trials that ended, plus the shares of those in training.
+        failed: number of trials that failed.
+        total: number of trials.
+        running: number of trials in training.
+    """
+
+    kind: str
+    key: RunKey
+    done: float
+    failed: int
+    total: int
+    running: int = 0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A trial that failed: the last line of its error, and the file with the rest."""
+
+    key: RunKey
+    reason: str
+    log: Path
+
+
+@dataclass
+class SweepReport:
+    """How a sweep ended.
+
+    Attributes:
+        results: results of all finished trials, in the order of the trials.
+        skipped: number of trials that were finished before.
+        failed: the trials that failed.
+        left: the trials that are not finished because the sweep was stopped.
+    """
+
+    results: list[dict[str, Any]] = field(default_factory=list)
+    skipped: int = 0
+    failed: list[Failure] = field(default_factory=list)
+    left: list[RunKey] = field(default_factory=list)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the sweep was interrupted."""
+        return bool(self.left)
+
+
+OnEvent = Callable[[Event], None]
+
+
+@dataclass
+class Ledger:
+    """Keeps the books of one sweep.
+
+    Attributes:
+        trials: all trials, by their folders.
+        root: the folder of all runs.
+        on_event: is called with every event.
+        waiting: the trials that no worker has.
+        shares: shares that are done of the trials in training, by folder.
+    """
+
+    trials: dict[Path, RunKey]
+    root: Path
+    on_event: OnEvent
+    waiting: deque[RunKey] = field(default_factory=deque)
+    shares: dict[Path, float] = field(default_factory=dict)
+    failed: dict[Path, Failure] = field(default_factory=dict)
+    ended: int = 0
+    skipped: int = 0
+
+    def skip_finished(self) -> None:
+        """Let all trials wait, except those that are finished or cannot be read."""
+        for folder, key in self.trials.items():
+            try:
+                result = Run(folder).read_result()
+            except ExperimentError as error:
+                self.fail(key, str(error))
+                continue
+            if result is None:
+                self.waiting.append(key)
+            else:
+                self.skipped += 1
+                self.ended += 1
+                self.tell("skipped", key)
+
+    def progress(self, key: RunKey, share: float) -> None:
+        """A share of a trial is done."""
+        folder = key.folder(self.root)
+        kind = "progressed" if folder in self.shares else "started"
+        self.shares[folder] = share
+        self.tell(kind, key)
+
+    def finish(self, key: RunKey) -> None:
+        """A trial is finished."""
+        self.ended += 1
+        self.leave("finished", key)
+
+    def fail(self, key: RunKey, reason: str) -> None:
+        """A trial has failed."""
+        folder = key.folder(self.root)
+        self.failed[folder] = Failure(key, reason, folder / "log.txt")
+        self.ended += 1
+        self.leave("failed", key)
+
+    def put_back(self, key: RunKey) -> None:
+        """A trial waits again, as the first."""
+        self.waiting.appendleft(key)
+        self.leave("returned", key)
+
+    def leave(self, kind: str, key: RunKey) -> None:
+        """A trial is not in training any more."""
+        self.shares.pop(key.folder(self.root), None)
+        self.tell(kind, key)
+
+    def tell(self, kind: str, key: RunKey) -> None:
+        """Call `on_event`."""
+        done, running = self.ended + sum(self.shares.values()), len(self.shares)
+        self.on_event(Event(kind, key, done, len(self.failed), len(self.trials), running))
+
+    def report(self) -> SweepReport:
+        """How the sweep has ended."""
+        report = SweepReport(skipped=self.skipped, failed=list(self.failed.values()))
+        for folder, key in self.trials.items():
+            if folder not in self.failed:
+                result = Run(folder).read_result()
+                if result is None:
+                    report.left.append(key)
+                else:
+                    report.results.append(result)
+        return report
