@@ -6,10 +6,7 @@ features.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -18,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, cross_entropy
 
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.files import write_state, writing
+from atomsep.experiments.files import alone, write_state, writing
 from atomsep.experiments.gan.pictures import Pictures
 from atomsep.experiments.randomness import generator, seeded
 
@@ -75,7 +72,11 @@ def classifier(pictures: Pictures, device: torch.device, folder: Path | None) ->
         _train(model, pictures, labels, device)
         return model
     path = folder / f"classifier-{_digest(pictures.images, labels)}.pt"
-    with _alone(path):  # other processes of a sweep wait for the first
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_suffix(".lock")
+        lock.touch()
+    with alone(lock):  # other processes of a sweep wait for the first
         if path.exists():
             try:
                 model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
@@ -112,14 +113,3 @@ def _digest(*tensors: Tensor) -> str:
     for tensor in tensors:
         text.update(tensor.contiguous().numpy().data)
     return text.hexdigest()
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Keep other processes from making the same file at the same time."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path.with_suffix(".lock"), "a")  # noqa: SIM115
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
