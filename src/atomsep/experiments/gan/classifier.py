@@ -48,7 +48,7 @@ class Classifier(nn.Module):
         return features
 
 
-def classifier(pictures: Pictures, device: torch.device, folder: Path | None) -> nn.Module:
+def classifier(pictures: Pictures, device: torch.device, folder: Path | None) -> Classifier:
     """A classifier of the images, trained with a fixed seed, or read from disk.
 
     Args:
