@@ -155,7 +155,7 @@ class Gan(Task):
         Returns:
             Losses of both networks, the penalty "r1" and the method's loss, where there are such.
         """
-        real = self.fabric.strategy.precision.convert_input(normalise(batch))
+        real = normalise(batch).to(next(self.inner.parameters()).dtype)
         # Every process draws the noise of all and takes its own part, so that no two are equal.
         rank, world = self.shard.rank, self.shard.world
         shape = (len(real) * world, self.settings.z, 1, 1)
@@ -183,9 +183,12 @@ class Gan(Task):
         """The discriminator's loss of real images, and the penalty of its gradient if it is set."""
         if not self.settings.r1:
             return _adversarial_loss(self.discriminator(real), 1.0), {}
-        logits, gradient = self.discriminator.with_gradient(real)
+        with self.fabric.autocast():  # a method other than forward may not have it
+            logits, gradient = self.discriminator.with_gradient(real)
         squares = gradient.square().flatten(1).sum(1)
-        return _adversarial_loss(logits, 1.0), {"r1": self.settings.r1 / 2 * squares.mean()}
+        return _adversarial_loss(logits.to(real.dtype), 1.0), {
+            "r1": self.settings.r1 / 2 * squares.mean()
+        }
 
     def evaluate(self) -> dict[str, float]:
         """Metrics of as many samples as are set, of the generator and of its average.

@@ -10,14 +10,18 @@ import torch
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan import pictures
 from atomsep.experiments.gan.adversarial import Gan
+from atomsep.experiments.gan.classifier import classifier, kept_in
 from atomsep.experiments.gan.dcgan import Discriminator, Generator
 from atomsep.experiments.gan.experiments import DcganSettings
-from atomsep.experiments.gan.features import find_features, kept_classifier
+from atomsep.experiments.gan.features import find_features
 from atomsep.experiments.gan.fidelity import Fidelity
 from atomsep.experiments.gan.pictures import Pictures
 from atomsep.experiments.gan.stacked import Modes, stack
 from atomsep.experiments.randomness import generator as stream
 from atomsep.experiments.task import Context, Task
+
+READER_STEPS, READER_SHIFT = 4000, 4
+"""Training of the classifier that reads stacked digits: it must err less than that of features."""
 
 
 def build_mnist(context: Context) -> Task:
@@ -46,8 +50,9 @@ def build_stacked(context: Context) -> Task:
     """A GAN on stacks of three digits."""
     networks = make_networks(context.settings, 3)
     digits, held_out = find_digits(context)
-    reader = kept_classifier(context, digits)
-    modes = Modes(reader, held_out, context.fabric.device, sure=not context.tiny)
+    device = context.fabric.device
+    reader = classifier(digits, device, kept_in(context), steps=READER_STEPS, shift=READER_SHIFT)
+    modes = Modes(reader, held_out, device, sure=not context.tiny)
     return Gan(context, *networks, stack(digits.images, context.settings.train_samples), modes)
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from atomsep.experiments.entry_points import is_entry_point, make_module
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.gan.classifier import Classifier, classifier
+from atomsep.experiments.gan.classifier import classifier, kept_in
 from atomsep.experiments.gan.pictures import Pictures
 from atomsep.experiments.task import Context
 
@@ -91,11 +91,12 @@ def find_features(context: Context, pictures: Pictures) -> Features:
         ExperimentError: they are not available; the message says what to do.
     """
     kind, device = context.settings.features, context.fabric.device
+    module: nn.Module
     name = kind
     if kind == "inception":
         module = inception(context.settings.features_weights, context.download)
     elif kind == "classifier":
-        module = kept_classifier(context, pictures)
+        module = classifier(pictures, device, kept_in(context))
     elif is_entry_point(kind):
         name, module = kind.partition(":")[2], make_module("features", kind)
     else:
@@ -103,16 +104,6 @@ def find_features(context: Context, pictures: Pictures) -> Features:
             f"features must be inception, classifier or package.module:function, not {kind!r}"
         )
     return Features(name, module.to(device).eval().requires_grad_(False), device)
-
-
-def kept_classifier(context: Context, pictures: Pictures) -> Classifier:
-    """A classifier of the images, kept beside the run's data, but not in the tiny form.
-
-    Raises:
-        ExperimentError: the images have no labels, or the file on disk is damaged.
-    """
-    folder = None if context.tiny else context.data / "features"
-    return classifier(pictures, context.fabric.device, folder)
 
 
 class _Inception(nn.Module):
