@@ -64,7 +64,8 @@ def test_a_step_of_the_discriminator_by_hand() -> None:
         real = normalise(batch).double()
         fake = generator(torch.randn(len(real), 100, 1, 1).double()).float().double()  # as Fabric
         judged = expected(real), expected(fake.detach())
-        losses = [cross_entropy(x, torch.full_like(x, y)) for x, y in zip(judged, (1, 0))]  # noqa: B905
+        labels = [torch.ones_like(judged[0]), torch.zeros_like(judged[1])]
+        losses = [cross_entropy(*pair) for pair in zip(judged, labels, strict=True)]
         penalty = GAMMA / 2 * expected.gradient_by_hand(real).square().sum(1).mean()
         assert float(parts["r1"]) == pytest.approx(penalty.item(), rel=1e-9)
         assert float(parts["discriminator"]) == pytest.approx(sum(losses).item(), rel=1e-6)
