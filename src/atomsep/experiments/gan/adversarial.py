@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,10 @@ from atomsep.experiments.gan.average import Average
 from atomsep.experiments.gan.breakdown import find_breakdown
 from atomsep.experiments.gan.dcgan import Discriminator
 from atomsep.experiments.gan.experiments import AVERAGED
+from atomsep.experiments.gan.fidelity import Fidelity
 from atomsep.experiments.gan.grids import write_importance, write_samples
-from atomsep.experiments.gan.pictures import as_bytes, normalise
+from atomsep.experiments.gan.pictures import Pictures, as_bytes, normalise
+from atomsep.experiments.gan.stacked import Modes, Stacks
 from atomsep.experiments.latent import MethodOnLayer
 from atomsep.experiments.loading import epoch_batches
 from atomsep.experiments.randomness import generator as stream
@@ -41,38 +43,6 @@ BETAS = (0.5, 0.999)
 
 SHOWN = 64
 """Samples in a picture."""
-
-
-class Images(Protocol):
-    """Training images in memory; see `Pictures`."""
-
-    unreadable: tuple[str, ...]
-
-    def __len__(self) -> int: ...
-
-    def to(self, device: torch.device) -> Images:
-        """The images on a device."""
-        ...
-
-    def batch(self, indices: Tensor) -> Tensor:
-        """Some of the images, as bytes."""
-        ...
-
-
-class Judge(Protocol):
-    """Measures how good generated images are; see `Fidelity`.
-
-    Attributes:
-        metric: the most important of its metrics.
-        higher_is_better: whether larger values of that are better.
-    """
-
-    metric: str
-    higher_is_better: bool
-
-    def compare(self, generated: Tensor) -> dict[str, float]:
-        """Metrics of generated images, bytes `(N, channels, H, W)`."""
-        ...
 
 
 class Gan(Task):
@@ -93,8 +63,8 @@ class Gan(Task):
         context: Context,
         generator: nn.Module,
         discriminator: Discriminator,
-        training: Images,
-        judge: Judge,
+        training: Pictures | Stacks,
+        judge: Fidelity | Modes,
     ) -> None:
         super().__init__()
         settings, self.fabric = context.settings, context.fabric

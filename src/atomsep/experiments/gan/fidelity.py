@@ -90,7 +90,8 @@ class Statistics:
     def root(self) -> Tensor:
         """Symmetric root of the covariance; eigenvalues below 0 are rounding, and count as 0."""
         values, vectors = torch.linalg.eigh(self.covariance)
-        return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+        root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+        return root
 
 
 def statistics(features: Tensor) -> Statistics:
