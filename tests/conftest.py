@@ -13,7 +13,7 @@ from hypothesis import settings
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported
 
-pytest.register_assert_rewrite("loss_batches", "tiny_runs")
+pytest.register_assert_rewrite("loss_batches", "tiny_gans", "tiny_runs")
 
 torch.set_num_threads(1)  # the tensors are small: threads would only wait for each other
 
@@ -29,7 +29,7 @@ SLOW = {
         f"experiments/test_{name}.py"
         for name in ("full_disk", "own_experiments", "runs", "training")
     ),
-    *("experiments/gan/test_fidelity.py", "experiments/gan/test_gan.py"),
+    *(f"experiments/gan/test_{name}.py" for name in ("evaluation", "fidelity", "gan", "stacked")),
     *("experiments/images/test_images.py", "experiments/text/test_text.py"),
     *("experiments/sweeps/test_search.py", "experiments/sweeps/test_sweep.py"),
     "experiments/test_kills.py",

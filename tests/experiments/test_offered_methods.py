@@ -54,7 +54,7 @@ TEXTS: Offered = {
 }
 EXPECTED: dict[str, Offered] = {
     "synthetic": MIXTURES,
-    **dict.fromkeys(("mnist-gan", "cifar10-gan", "own-gan"), GANS),
+    **dict.fromkeys(("mnist-gan", "cifar10-gan", "own-gan", "stacked-mnist-gan"), GANS),
     **dict.fromkeys(("pets", "flowers", "own-images"), IMAGES),
     "imagenet": {**IMAGES, **dict.fromkeys(ATOMS, (0.02, GRID_OF_IMAGES))},
     **dict.fromkeys(("cola", "poem", "own-text"), TEXTS),

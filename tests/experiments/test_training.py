@@ -49,12 +49,12 @@ def without_times(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class StopAt(Listener):
-    """Ends the run by an exception when so many steps are done, as a crash would."""
+    """Ends the run by an exception when an epoch is evaluated, as a crash would."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
 
-    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
+    def evaluated(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         if epoch == self.epoch:
             raise MemoryError
 
@@ -72,8 +72,9 @@ def test_the_result_file_tells_the_whole_story(tmp_path: Path) -> None:
     assert result["loss_ratio"] > 0
     assert result["tiny"] is True
     lines = read_metrics(folder)
-    assert [line["epoch"] for line in lines] == [1, 2]
+    assert [(line["epoch"], line["step"]) for line in lines] == [(1, 4), (2, 8)]
     assert lines[-1] == result["last_epoch"]
+    assert result["broken_down"] is None
     assert not (folder / "checkpoint.pt").exists()
     assert set(weights(key, tmp_path)) == {"embed.weight", "embed.bias", "head.weight", "head.bias"}
 
@@ -86,6 +87,15 @@ def test_the_result_can_be_the_mean_over_the_last_epochs(tmp_path: Path) -> None
     accuracies = [line["metrics"]["accuracy"] for line in lines[1:]]
     assert len(set(accuracies)) > 1
     assert result["metrics"]["accuracy"] == pytest.approx(sum(accuracies) / 3, abs=1e-6)
+
+
+def test_epochs_are_evaluated_every_so_often_and_at_the_end(tmp_path: Path) -> None:
+    key = tiny("plain", 0, "epochs=5", "evaluate_every=2")
+    result = run(key, tmp_path)
+    lines = read_metrics(key.folder(tmp_path))
+    assert [line["step"] for line in lines] == [4, 8, 12, 16, 20]
+    assert [line["epoch"] for line in lines if "metrics" in line] == [2, 4, 5]
+    assert result["metrics"] == lines[-1]["metrics"]
 
 
 def test_the_accuracy_is_that_of_the_saved_model(tmp_path: Path) -> None:
@@ -220,10 +230,14 @@ def spoil_the_lines(state: dict[str, Any]) -> None:
     state["lines"] = []
 
 
+def spoil_a_line(state: dict[str, Any]) -> None:
+    state["lines"] = [line.replace('"step": 4', '"step": 3') for line in state["lines"]]
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
-        *(spoil_nothing, spoil_a_part, spoil_a_shape, spoil_the_lines),
+        *(spoil_nothing, spoil_a_part, spoil_a_shape, spoil_the_lines, spoil_a_line),
         *(lambda state: state.pop("meter"), lambda state: state.update(epoch="third")),
         *(lambda state: state.update(parts=[]), lambda state: state.clear()),
     ],
@@ -320,7 +334,7 @@ def test_the_global_random_state_is_left_alone(tmp_path: Path) -> None:
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_tensorboard_gets_every_epoch_once(tmp_path: Path) -> None:
+def test_tensorboard_gets_every_line_once(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     key = tiny("atom", 0, "epochs=3", "evaluate_every=1")
@@ -331,7 +345,7 @@ def test_tensorboard_gets_every_epoch_once(tmp_path: Path) -> None:
     events = EventAccumulator(str(key.folder(tmp_path) / "tensorboard"))
     events.Reload()
     for name in ("cross-entropy", "method", "accuracy"):
-        assert sorted({event.step for event in events.Scalars(name)}) == [1, 2, 3]
+        assert [event.step for event in events.Scalars(name)] == [4, 8, 12]
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path) -> None:

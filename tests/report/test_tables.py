@@ -147,6 +147,52 @@ def test_other_frechet_distances_are_not_called_fid() -> None:
     assert read(table)[0]["mean"] == "50.0", "not in per cent"
 
 
+def test_the_averaged_generator_has_a_section_of_its_own() -> None:
+    """With its own paired comparison and its own other metrics, from the same runs."""
+    some = [
+        result(
+            *("mnist-gan", method, seed),
+            {
+                "fid": 50.0 + shift + seed,
+                "recall": 0.25,
+                "ema_fid": 30.0 - shift,
+                "ema_recall": 0.5,
+            },
+        )
+        for method, shift in (("plain", 0), ("atom", 4))
+        for seed in (0, 1, 2)
+    ]
+    table = build_tables(some)[0]
+    assert [section.title for section in table.sections] == [
+        "MNIST, DCGAN: FID, less is better",
+        "MNIST, DCGAN: FID, averaged generator, less is better",
+    ]
+    rows = read(table)
+    assert [float(row["difference"]) for row in rows if row["difference"]] == [4, -4]
+    assert [(row["recall"], row["ema_recall"]) for row in rows[1:3]] == [("0.25", ""), ("", "0.5")]
+    assert [row["paper"] for row in rows] == ["88.4", "49.0", "", ""]
+
+
+def test_runs_that_broke_down_are_named_and_count() -> None:
+    some = results("mnist-gan", {"plain": [50.0, 52.0, 400.0], "atom": [40.0, 300.0, 500.0]})
+    healthy = build_tables(some)[0]
+    assert "broke down" not in healthy.columns
+    assert "broken_down" not in read(healthy)[0]
+    for one in some:
+        one["broken_down"] = "fid went up" if max(one["metrics"].values()) > 100 else None
+    table = build_tables(some)[0]
+    place = table.columns.index("broke down")
+    assert [row[place].text for row in table.sections[0].rows] == [
+        *("1 of 3: seed 2", "2 of 3: seeds 1, 2")
+    ]
+    assert [row["broken_down"] for row in read(table)] == ["1", "2"]
+    assert [row["mean"] for row in read(table)] == [row["mean"] for row in read(healthy)]
+    assert any("Broke down: the discriminator" in note for note in table.notes)
+    some[0]["broken_down"], some[1]["broken_down"], some[2]["broken_down"] = None, None, None
+    texts = [row[place].text for row in build_tables(some)[0].sections[0].rows]
+    assert texts == ["–", "2 of 3: seeds 1, 2"]
+
+
 def test_imagenet_has_two_metrics_and_two_augmentations() -> None:
     some = [
         result("imagenet", method, 0, {"top1": 0.7, "top5": 0.9}, f"augmentation={augmentation}")

@@ -122,6 +122,8 @@ def train(
     for name, value in result["metrics"].items():
         table.add_row(name, f"{value:.4f}")
     console.print(table)
+    if result.get("broken_down"):
+        console.say(f"The training broke down: {result['broken_down']}")
     unreadable = result["unreadable"]
     if unreadable:
         console.say(

@@ -112,10 +112,10 @@ class TrainingDisplay(_Display, Listener):
         self.update(self.bar, completed=done, losses=losses, rate=speed)
         self.say_now_and_then(f"{done} of {total} steps: {losses}; {speed}")
 
-    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Print the metrics after an epoch."""
+    def evaluated(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
+        """Print the metrics."""
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        self.say(f"After {counted(epoch, 'epoch')}: {numbers}")
+        self.say(f"Epoch {epoch}, after {counted(step, 'step')}: {numbers}")
 
 
 class SweepDisplay(_Display):

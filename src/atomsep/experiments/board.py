@@ -11,7 +11,7 @@ from pathlib import Path
 from atomsep.experiments.files import writing
 
 AddScalar = Callable[[str, float, int], None]
-"""Takes a name, a value and an epoch."""
+"""Takes a name, a value and the number of steps done."""
 
 
 def has_tensorboard() -> bool:
@@ -20,8 +20,8 @@ def has_tensorboard() -> bool:
 
 
 @contextmanager
-def tensorboard(folder: Path, first_epoch: int) -> Iterator[AddScalar]:
-    """A function that adds a scalar; what an earlier run wrote from `first_epoch` on is dropped.
+def tensorboard(folder: Path, first_step: int) -> Iterator[AddScalar]:
+    """A function that adds a scalar; what an earlier run wrote from `first_step` on is dropped.
 
     Raises:
         ExperimentError: the file system refuses.
@@ -30,11 +30,11 @@ def tensorboard(folder: Path, first_epoch: int) -> Iterator[AddScalar]:
 
     with _quiet_writer_thread():
         with writing(folder):
-            writer = SummaryWriter(str(folder), purge_step=first_epoch)
+            writer = SummaryWriter(str(folder), purge_step=first_step)
 
-        def add(name: str, value: float, epoch: int) -> None:
+        def add(name: str, value: float, step: int) -> None:
             with writing(folder):
-                writer.add_scalar(name, value, epoch)
+                writer.add_scalar(name, value, step)
 
         try:
             yield add

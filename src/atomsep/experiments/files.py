@@ -49,6 +49,19 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Wait until no other process is in here with the same lock file.
+
+    The kernel lifts the lock when a process ends, in whatever way.
+    """
+    import fcntl
+
+    with open(lock, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
     """Write a text file so that a reader finds the old text or the new one, never a part."""
     with writing(path), replacing(path, durable=durable) as part:

@@ -27,12 +27,12 @@ class Listener:
     def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
         """Steps done, means of the loss's parts, and samples per second."""
 
-    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Metrics after an epoch."""
+    def evaluated(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
+        """Metrics in an epoch or at its end, after so many steps of the whole run."""
 
 
 class Meter:
-    """Means of the loss's parts over an epoch, without waiting for the device."""
+    """Means of the loss's parts over some steps, without waiting for the device."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}

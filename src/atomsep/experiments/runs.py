@@ -2,7 +2,7 @@
 
     runs/flowers/atom-1a2b3c4d/seed-0/
         config.json     what was asked for, versions, commit, machine
-        metrics.jsonl   one line per epoch
+        metrics.jsonl   a line per epoch and per evaluation
         checkpoint.pt   where to continue from; removed when the run is finished
         model.pt        state dictionaries of the trained models, by name
         result.json     exists only once the run is finished

@@ -63,8 +63,27 @@ class Settings:
     compile: bool = setting(False, "compile the model with torch.compile")
     graph: bool = setting(False, "replay each step as a CUDA graph, for small models on a GPU")
     evaluate_every: int = setting(0, "epochs between evaluations; 0: only at the end", low=0)
-    average_last: int = setting(1, "last epochs whose mean metrics are the result", low=1)
+    average_last: int = setting(1, "last evaluations whose mean metrics are the result", low=1)
     method: dict[str, Any] = setting({}, "options of the method, as method.NAME=VALUE")  # noqa: RUF009
+
+    def evaluation_points(self, steps: int) -> list[int]:
+        """Numbers of steps after which the model is evaluated, in order; the last is the end.
+
+        These are the ends of epochs: every `evaluate_every`, and the `average_last` last.
+
+        Args:
+            steps: steps per epoch.
+
+        Example:
+            >>> Settings(epochs=5, evaluate_every=2, average_last=2).evaluation_points(10)
+            [20, 40, 50]
+        """
+        every, last = self.evaluate_every, self.epochs - self.average_last
+        return [
+            epoch * steps
+            for epoch in range(1, self.epochs + 1)
+            if epoch > last or (every and epoch % every == 0)
+        ]
 
     def digest(self) -> str:
         """Eight hexadecimal digits that distinguish these settings from others."""

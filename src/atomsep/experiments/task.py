@@ -57,10 +57,10 @@ class Context:
 
 
 class Task(ABC):
-    """A model in training. The loop calls `step` for every batch, and `evaluate` at the end.
+    """A model in training. The loop calls `step` for every batch, and `evaluate` now and then.
 
     A task must not keep random state between steps: the loop seeds the global generators before
-    each.
+    each. Evaluating must not change how the training goes on.
 
     Attributes:
         steps: batches per epoch.
@@ -100,6 +100,10 @@ class Task(ABC):
     @abstractmethod
     def parts(self) -> dict[str, Any]:
         """What a checkpoint must hold: models, optimisers and the method, by name."""
+
+    def broken_down(self, lines: Sequence[Mapping[str, Any]]) -> str | None:
+        """A sentence if the training has broken down, from the run's lines of metrics; or None."""
+        return None
 
     def finish(self) -> list[Path]:
         """Write what the task shows at the end (pictures); returns the files."""

@@ -116,30 +116,21 @@ class Loop:
                 f"a batch of {self.key.settings.batch} gives each process fewer than two training "
                 f"samples; there is nothing to train on"
             )
-        self.total = self.key.settings.epochs * self.task.steps
+        settings, steps = self.key.settings, self.task.steps
+        self.total = settings.epochs * steps
+        self.evaluations = set(settings.evaluation_points(steps))
+        self.line_ends = self.evaluations | set(range(steps, self.total + 1, steps))
         self._continue()
         self.listener.started(self.key, self._done(), self.total)
-        settings, start = self.key.settings, time.monotonic() - self.seconds
+        start = time.monotonic() - self.seconds
         self.saved = time.monotonic()
         with interruptible() as stop, self._board() as board:
             while self.epoch < settings.epochs:
-                self._train_epoch(start, stop)
-                line: dict[str, Any] = {"epoch": self.epoch + 1, **self.meter.means()}
-                if self._is_evaluated(self.epoch + 1):
-                    metrics = self.task.evaluate()
-                    self.listener.evaluated(self.epoch + 1, metrics)
-                    line["metrics"] = metrics
-                self._write_line(line, start, board)
-                self.epoch, self.step, self.meter = self.epoch + 1, 0, Meter()
-                self._checkpoint_if_due(start)
+                self._train_epoch(start, stop, board)
+                self.epoch, self.step = self.epoch + 1, 0
         return self._finish(start)
 
-    def _is_evaluated(self, epoch: int) -> bool:
-        settings = self.key.settings
-        every, last = settings.evaluate_every, settings.epochs - settings.average_last
-        return epoch > last or (every > 0 and epoch % every == 0)
-
-    def _train_epoch(self, start: float, stop: threading.Event) -> None:
+    def _train_epoch(self, start: float, stop: threading.Event, board: Any) -> None:
         task, seed, read = self.task, self.key.seed, time.monotonic()
         seen, since = 0, read
         # With several processes, each must drop other features.
@@ -153,9 +144,13 @@ class Loop:
             self.step += 1
             seen += self.key.settings.batch
             now = time.monotonic()
-            if now - read >= READ_EVERY:
-                self._report_losses(seen / (now - since))
+            ends = self._done() in self.line_ends
+            if ends or now - read >= READ_EVERY:
+                self._report_losses(seen / max(now - since, 1e-9))
                 read = now
+            if ends:  # before any checkpoint, so that each has the lines of its steps
+                self._end_line(start, board)
+                since += time.monotonic() - now  # evaluating is not training
             if stop.is_set():
                 self._checkpoint(start)
                 raise StoppedError(f"stopped in epoch {self.epoch + 1}, with a checkpoint")
@@ -164,7 +159,6 @@ class Loop:
             raise ExperimentError(
                 f"epoch {self.epoch + 1} had {self.step} batches, not {task.steps} as announced"
             )
-        self._report_losses(seen / max(time.monotonic() - since, 1e-9))
 
     def _report_losses(self, rate: float) -> None:
         means = self.meter.means()
@@ -199,11 +193,12 @@ class Loop:
     def _checkpoint(self, start: float) -> None:
         """Save everything that the run needs to continue from here."""
         state = {name: part.state_dict() for name, part in self._parts().items()}
+        epoch, step = divmod(self._done(), self.task.steps)  # a finished epoch is not begun again
         if self.fabric.is_global_zero:
             whole = {
                 "parts": state,
-                "epoch": self.epoch,
-                "step": self.step,
+                "epoch": epoch,
+                "step": step,
                 "meter": self.meter.state(),
                 "lines": self.lines,
                 "seconds": time.monotonic() - start,
@@ -230,18 +225,25 @@ class Loop:
         self.epoch, self.step = int(state["epoch"]), int(state["step"])
         self.meter.load(state["meter"])
         self.lines, self.seconds = list(state["lines"]), float(state["seconds"])
-        if self.epoch != len(self.lines):
-            raise ValueError(f"{self.epoch} epochs, but {len(self.lines)} lines of metrics")
+        expected = sorted(end for end in self.line_ends if end <= self._done())
+        if [json.loads(line)["step"] for line in self.lines] != expected:
+            raise ValueError(f"the lines of metrics are not those of {self._done()} steps")
         if state["loss_ratio"] is not None:
             self.about["loss_ratio"] = state["loss_ratio"]
         self.task.unreadable.update(state["unreadable"])
 
-    def _write_line(self, line: dict[str, Any], start: float, board: Any) -> None:
-        for name, value in {**line, **line.get("metrics", {})}.items():
-            if name != "metrics":
-                board(name, value, self.epoch + 1)
+    def _end_line(self, start: float, board: Any) -> None:
+        """Write the mean losses since the last line, and evaluate if it is time to."""
+        step, losses, metrics = self._done(), self.meter.means(), {}
+        line: dict[str, Any] = {"epoch": self.epoch + 1, "step": step, **losses}
+        if step in self.evaluations:
+            line["metrics"] = metrics = self.task.evaluate()
+            self.listener.evaluated(self.epoch + 1, step, metrics)
+        for name, value in {**losses, **metrics}.items():
+            board(name, value, step)
         line["seconds"] = round(time.monotonic() - start, 3)
         self.lines.append(json.dumps(line))
+        self.meter = Meter()
         self._write_lines()
 
     def _write_lines(self) -> None:
@@ -252,21 +254,23 @@ class Loop:
     def _board(self) -> Any:
         """A function that adds a scalar to TensorBoard, where that is installed."""
         if self.machine.tensorboard and self.fabric.is_global_zero and has_tensorboard():
-            return tensorboard(self.run.folder / "tensorboard", self.epoch + 1)
-        return nullcontext(lambda name, value, epoch: None)
+            return tensorboard(self.run.folder / "tensorboard", self._done() + 1)
+        return nullcontext(lambda name, value, step: None)
 
     def _finish(self, start: float) -> dict[str, Any]:
-        last = [json.loads(line) for line in self.lines[-self.key.settings.average_last :]]
+        lines = [json.loads(line) for line in self.lines]
+        found = [line["metrics"] for line in lines if "metrics" in line]
+        last = found[-self.key.settings.average_last :]
         metrics = {
-            name: round(sum(line["metrics"][name] for line in last) / len(last), 7)
-            for name in last[-1]["metrics"]
+            name: round(sum(each[name] for each in last) / len(last), 7) for name in last[-1]
         }
         metrics |= self.task.evaluate_once()
         files = self.task.finish() if self.fabric.is_global_zero else []
         result = {
             **self.about,
             "metrics": metrics,
-            "last_epoch": last[-1],
+            "last_epoch": lines[-1],
+            "broken_down": self.task.broken_down(lines),
             "seconds": round(time.monotonic() - start, 3),
             "unreadable": sorted(self.task.unreadable),
             "files": [file.name for file in files],

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+from atomsep.experiments.gan.experiments import AVERAGED
 from atomsep.experiments.registry import EXPERIMENTS, run_key
 from atomsep.experiments.sweeps.comparison import Comparison, compare_all
 from atomsep.experiments.task import Experiment, main_metric
@@ -33,6 +34,7 @@ class Row:
         changes: weight and options, as `key=value`, if they are not the experiment's defaults.
         values: the metric by seed, in the table's unit.
         others: the other metrics by seed, as recorded.
+        broken_down: seeds whose runs broke down; they count like all others.
     """
 
     method: str
@@ -41,6 +43,7 @@ class Row:
     changes: list[str]
     values: Mapping[int, float]
     others: Mapping[str, Mapping[int, float]]
+    broken_down: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -104,14 +107,22 @@ def _place(result: Result) -> tuple[Any, ...]:
 
 
 def _metrics_shown(results: Results) -> list[str]:
-    """The paper's metrics, or the experiment's own; a group for each that the runs have."""
+    """The paper's metrics, or the experiment's own; a group for each that the runs have.
+
+    Where a GAN's runs have a moving average of the generator, it has a group beside the generator.
+    """
     name = results[0]["experiment"]
     if name in paper.METRICS:
         return [metric for metric in paper.METRICS[name] if metric in results[0]["metrics"]]
     experiment = EXPERIMENTS.get(name)
     if experiment is None:
         return list(dict.fromkeys(next(iter(result["metrics"])) for result in results))
-    return list(dict.fromkeys(main_metric(experiment, result["metrics"]) for result in results))
+    shown: dict[str, None] = {}
+    for result in results:
+        metric = main_metric(experiment, result["metrics"])
+        averaged = AVERAGED + metric
+        shown |= dict.fromkeys(m for m in (metric, averaged) if m in result["metrics"])
+    return list(shown)
 
 
 def _group(results: Results, metric: str) -> Group:
@@ -151,7 +162,7 @@ def _row(results: Results, metric: str, experiment: Experiment | None, repeated:
     others: dict[str, dict[int, float]] = {}
     for result in results:
         for name, value in result["metrics"].items():
-            if name != metric:
+            if name != metric and name.startswith(AVERAGED) == metric.startswith(AVERAGED):
                 others.setdefault(name, {})[result["seed"]] = value
     return Row(
         method,
@@ -160,6 +171,7 @@ def _row(results: Results, metric: str, experiment: Experiment | None, repeated:
         _changes(results[0], shared=False),
         {result["seed"]: factor * result["metrics"][metric] for result in results},
         others,
+        tuple(sorted(result["seed"] for result in results if result.get("broken_down"))),
     )
 
 
@@ -199,7 +211,11 @@ def metric_label(metric: str, percent: bool) -> str:
     Example:
         >>> metric_label("top1", True), metric_label("frechet_classifier", False)
         ('top-1 accuracy, %', 'Fréchet distance over classifier features')
+        >>> metric_label("ema_fid", False)
+        'FID, averaged generator'
     """
+    if metric.startswith(AVERAGED):
+        return metric_label(metric.removeprefix(AVERAGED), percent) + ", averaged generator"
     if metric.startswith("frechet_"):
         return f"Fréchet distance over {metric.removeprefix('frechet_')} features"
     names = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "f1": "F1", "mcc": "MCC"}

@@ -16,8 +16,16 @@ from atomsep.report.markup import Cell, Section, Table, Value
 from atomsep.report.numbers import NONE, interval_text, p_text, signed, spread_text
 
 SIGNIFICANT = 0.05
-MAY_BE_EMPTY = ("paper", "paper's difference", "paper's best", "paper's average", "other metrics")
+MAY_BE_EMPTY = (
+    *("broke down", "paper", "paper's difference", "paper's best", "paper's average"),
+    "other metrics",
+)
 """Columns that are left out if they would be empty."""
+
+BROKE_DOWN = (
+    "Broke down: the discriminator's loss stayed near 0, or the metric became ten times worse than "
+    "before. These runs count like all others; see broken_down in their result.json."
+)
 
 NOT_COMPARED = Comparison((), *(math.nan,) * 7)
 
@@ -88,7 +96,8 @@ def make_table(
         shown = [tuple(compress(row, kept)) for row in rows]
         sections.append(Section(heading(group, groups), shown, about))
     columns = tuple(compress(form.columns, kept))
-    return Table(name, title, columns, tuple(sections), (form.note, *changes_notes(groups)))
+    notes = (form.note, *([BROKE_DOWN] if "broke down" in columns else []), *changes_notes(groups))
+    return Table(name, title, columns, tuple(sections), notes)
 
 
 def heading(group: Group, groups: Sequence[Group]) -> str:
@@ -118,8 +127,8 @@ def changes_notes(groups: Sequence[Group]) -> list[str]:
 
 MAIN = Form(
     (
-        *("method", "result", "seeds", "difference", "95 % interval", "p (t)", "p (Wilcoxon)"),
-        *("paper", "paper's difference", "other metrics"),
+        *("method", "result", "seeds", "broke down", "difference", "95 % interval", "p (t)"),
+        *("p (Wilcoxon)", "paper", "paper's difference", "other metrics"),
     ),
     "Mean ± standard deviation over seeds; difference to the plain method, paired by seed, with "
     "its bootstrap interval; p values two-sided, corrected by Holm for the number of methods.",
@@ -146,6 +155,7 @@ def main_rows(group: Group) -> Rows:
                     strong=len(group.rows) > 1 and place == group.best,
                 ),
                 Cell(f"{seeds}{partly}", {"seeds": seeds, "paired_seeds": paired}),
+                broken_cell(row),
                 Cell(signed(found.difference), {"difference": found.difference}),
                 Cell(interval_text(found.low, found.high), {"low": found.low, "high": found.high}),
                 p_cell("p_t_holm", found.t_holm),
@@ -239,6 +249,14 @@ def others_cell(row: Row) -> Cell:
     means = {name: fmean(values.values()) for name, values in row.others.items()}
     text = ", ".join(f"{name} {value:.4g}" for name, value in means.items())
     return Cell(text or NONE, means)
+
+
+def broken_cell(row: Row) -> Cell:
+    """How many runs broke down, and which."""
+    broken = row.broken_down
+    text = f"{len(broken)} of {len(row.values)}: seed{'s' * (len(broken) > 1)} "
+    text += ", ".join(map(str, broken))
+    return Cell(text if broken else NONE, {"broken_down": len(broken)})
 
 
 def p_cell(name: str, p: float) -> Cell:

@@ -77,6 +77,38 @@ def test_gaussians_of_one_covariance_differ_by_their_means() -> None:
     assert frechet(statistics(features), statistics(features + shift)) == pytest.approx(9, abs=1e-9)
 
 
+@pytest.mark.parametrize(("count", "width"), [(400, 9), (2500, 3), (30, 60)])
+def test_both_are_torch_fidelitys(count: int, width: int) -> None:
+    """The same numbers, over more and fewer features than samples, and over several blocks."""
+    from torch_fidelity import metric_fid, metric_prc
+
+    rng = torch.Generator().manual_seed(count)
+    real = torch.randn(count, width, generator=rng) @ torch.randn(width, width, generator=rng)
+    generated = 0.7 * real[torch.randperm(count, generator=rng)] + 1
+    theirs = [metric_fid.fid_features_to_statistics(x.double()) for x in (generated, real)]
+    distance = metric_fid.fid_statistics_to_metric(*theirs, verbose=False)
+    found = frechet(statistics(real), statistics(generated))
+    assert found == pytest.approx(distance[metric_fid.KEY_METRIC_FID], rel=1e-5)
+    shares = metric_prc.prc_features_to_metric(
+        generated.double(), real.double(), prc_neighborhood=3, save_cpu_ram=False, verbose=False
+    )
+    ours = precision_recall(generated, real)
+    assert width > count or 0 < ours["recall"] < 1
+    assert ours == pytest.approx({name: shares[name] for name in ours}, abs=1e-6)
+
+
+def test_gaussians_without_full_rank() -> None:
+    """On two lines at an angle: tr (S1 S2)^1/2 = |cos| s1 s2, where a matrix root has no value."""
+    first = torch.linspace(-1, 1, 50, dtype=torch.float64).unsqueeze(1)
+    lines = torch.tensor([[3.0, 0.0, 0.0], [1.0, 2.0, 0.0]], dtype=torch.float64)
+    both = [statistics(first * line) for line in lines]
+    variance = float(first.var())
+    expected = variance * (9 + 5 - 2 * 3 * 1)  # |a|² + |b|² - 2 |a·b|
+    assert frechet(*both) == pytest.approx(expected, rel=1e-7)
+    assert frechet(both[1], both[0]) == pytest.approx(expected, rel=1e-7)
+    assert frechet(both[0], both[0]) == pytest.approx(0, abs=1e-6)
+
+
 def test_precision_and_recall_know_what_is_generated() -> None:
     """Samples from one of two modes are all plausible, and miss half of what is real."""
     rng = torch.Generator().manual_seed(0)
@@ -150,7 +182,7 @@ def test_all_real_images_count_and_are_looked_at_once(monkeypatch: pytest.Monkey
     generated, real = picture_set(40, 0), picture_set(600, 1)
     fidelity = Fidelity(features, real)
     found = fidelity.compare(generated)
-    expected = frechet(statistics(features.of(generated)), statistics(features.of(real)))
+    expected = frechet(statistics(features.of(real)), statistics(features.of(generated)))
     assert found["frechet_means"] == expected
     monkeypatch.setattr(fidelity, "real", None)
     assert fidelity.compare(generated) == found
@@ -239,10 +271,12 @@ def test_inception_is_fetched_only_when_asked_for(
         inception("", download=True)
 
 
-def test_without_torch_fidelity_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch_fidelity.metric_fid", None)
-    with pytest.raises(ExperimentError, match="need torch-fidelity.*pip install"):
-        Fidelity(get(f"{__name__}:means"), picture_set(10, 0))
+def test_only_inception_needs_torch_fidelity(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("metric_fid", "metric_prc", "feature_extractor_inceptionv3"):
+        monkeypatch.setitem(sys.modules, f"torch_fidelity.{name}", None)
+    with pytest.raises(ExperimentError, match="an FID needs torch-fidelity.*pip install"):
+        get("inception")
+    assert Fidelity(get(f"{__name__}:means"), picture_set(10, 0)).compare(picture_set(10, 1))
 
 
 def test_features_that_cannot_be(tmp_path: Path) -> None:

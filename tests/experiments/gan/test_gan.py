@@ -9,6 +9,17 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from tiny_gans import (
+    MNIST,
+    bare,
+    crashing_at,
+    run,
+    saved_models,
+    steps_kept,
+    task_of,
+    tiny,
+    trained,
+)
 from tiny_runs import read_metrics
 from torch import Tensor, nn
 
@@ -16,54 +27,16 @@ from atomsep import AtomLoss
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan.adversarial import Gan
 from atomsep.experiments.gan.dcgan import Discriminator, Generator
+from atomsep.experiments.gan.fidelity import Fidelity
 from atomsep.experiments.gan.pictures import as_bytes, normalise
-from atomsep.experiments.machine import Machine, make_fabric
 from atomsep.experiments.randomness import generator, seed_step
 from atomsep.experiments.registry import find_experiment, run_key
-from atomsep.experiments.runs import Run, RunKey
-from atomsep.experiments.task import Context, main_metric
-from atomsep.experiments.training import train
+from atomsep.experiments.task import main_metric
 from atomsep.methods import VQ
 
-MNIST, CIFAR10, OWN = map(find_experiment, ("mnist-gan", "cifar10-gan", "own-gan"))
-FEW_CODES = ("method.codes=32",)
-"""Looking up 512 of them takes longer than the training."""
-
+CIFAR10, OWN = map(find_experiment, ("cifar10-gan", "own-gan"))
 GANS = (MNIST, CIFAR10, OWN)
 PAIRS = [(experiment, method) for experiment in GANS for method in MNIST.methods]
-
-
-def tiny(experiment: Any, method: str = "plain", seed: int = 0, *settings: str) -> RunKey:
-    options = FEW_CODES if method == "vq" else ()
-    return run_key(experiment, method, seed, (*options, *settings), tiny=True)
-
-
-def bare(method: str = "plain", seed: int = 0, *settings: str) -> RunKey:
-    """A key for tests that compare no images: these features need no training."""
-    return tiny(MNIST, method, seed, "features=torch.nn:Flatten", *settings)
-
-
-def run(key: RunKey, root: Path, **machine: Any) -> dict[str, Any]:
-    return train(
-        find_experiment(key.experiment),
-        key,
-        root,
-        Machine(device="cpu", tensorboard=False, **machine),
-    )
-
-
-def task_of(key: RunKey, **context: Any) -> Gan:
-    fabric = make_fabric(Machine(device="cpu"), key.settings.precision)
-    seed_step(key.seed, "initial weights")
-    whole = Context(
-        *(key.settings, key.method, key.seed, fabric, Path("nowhere")),
-        tiny=key.tiny,
-        validation=key.validation,
-        **context,
-    )
-    task = find_experiment(key.experiment).build(whole)
-    assert isinstance(task, Gan)
-    return task
 
 
 @pytest.mark.parametrize(
@@ -74,10 +47,11 @@ def test_every_pair_trains(experiment: Any, method: str, tmp_path: Path) -> None
     result = run(key, tmp_path)
     names = {"discriminator", "generator"} | ({"method"} if method != "plain" else set())
     first, last = read_metrics(key.folder(tmp_path))
-    assert names == set(last) - {"epoch", "seconds", "metrics"}
+    assert names == set(last) - {"epoch", "step", "seconds", "metrics"}
     assert all(math.isfinite(line[name]) for line in (first, last) for name in names)
     assert last["discriminator"] < first["discriminator"]
-    assert set(result["metrics"]) == {"frechet_classifier", "precision", "recall"}
+    own = {"frechet_classifier", "precision", "recall"}
+    assert set(result["metrics"]) == own | {f"ema_{name}" for name in own}
     assert result["metrics"]["frechet_classifier"] > 0
     assert main_metric(experiment, result["metrics"]) == "frechet_classifier"
     assert result["settings"]["weight"] == experiment.weights.get(method, 0.0)
@@ -134,13 +108,6 @@ def by_the_example(task: Gan, steps: int, *, sigmoid: bool, criterion: Any = Non
     return netG
 
 
-def trained(task: Gan, steps: int) -> nn.Module:
-    for step, batch in zip(range(steps), task.batches(0, 0), strict=False):
-        seed_step(task.seed, "step", 0, step)
-        task.step(batch, 0.0)
-    return task.inner
-
-
 def test_a_step_is_the_examples_to_the_last_bit() -> None:
     task = task_of(bare())
     expected = by_the_example(task, 3, sigmoid=False).state_dict()
@@ -189,27 +156,16 @@ def test_vq_puts_codes_in_the_layers_place_and_learns_them() -> None:
 def test_a_crashed_run_continues_as_if_nothing_had_happened(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key = tiny(MNIST, method, 0, "train_samples=128", "evaluate_every=1")
+    key = tiny(MNIST, method, 0, "train_samples=128", "evaluate_every=3", "average_last=2")
     unbroken = run(key, tmp_path / "unbroken")
-    step, calls = Gan.step, iter(range(100))
-
-    def crashing(task: Gan, batch: Tensor, progress: float) -> Any:
-        if next(calls) == 6:  # the third of the second epoch
-            raise MemoryError
-        return step(task, batch, progress)
-
-    monkeypatch.setattr(Gan, "step", crashing)
-    with pytest.raises(MemoryError):
+    with crashing_at(6, monkeypatch), pytest.raises(MemoryError):  # the third of the second epoch
         run(key, tmp_path / "broken", checkpoint_seconds=0)
+    assert steps_kept(key, tmp_path / "broken", per_epoch=4) == 6
     again = run(key, tmp_path / "broken")
-    assert next(calls) == 9  # six steps before, two after
     assert again["metrics"] == unbroken["metrics"]
-    models = [
-        torch.load(Run(key.folder(tmp_path / name)).model, weights_only=True)
-        for name in ("broken", "unbroken")
-    ]
+    models = [saved_models(key, tmp_path / name) for name in ("broken", "unbroken")]
     learned = {"method"} if method == "vq" else set()
-    assert set(models[0]) == {"generator", "discriminator"} | learned
+    assert set(models[0]) == {"generator", "discriminator", "ema"} | learned
     for name, state in models[0].items():
         for entry, value in state.items():
             assert torch.equal(value, models[1][name][entry]), (name, entry)
@@ -232,9 +188,9 @@ def test_bf16_trains() -> None:
 
 
 def test_metrics_are_of_as_many_samples_as_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = task_of(bare("plain", 0, "samples=50"))
+    task = task_of(bare("plain", 0, "samples=50", "ema=0"))
     seen: list[Tensor] = []
-    monkeypatch.setattr(task.fidelity, "compare", lambda images: seen.append(images) or {})
+    monkeypatch.setattr(task.judge, "compare", lambda images: seen.append(images) or {})
     task.evaluate()
     task.evaluate()
     assert seen[0].shape == (50, 1, 64, 64)
@@ -256,9 +212,11 @@ def test_a_search_compares_with_images_that_were_not_trained_on() -> None:
         validation=True,
     )
     task = task_of(key)
-    assert (len(task.images), len(task.fidelity.real)) == (1618, 179)
-    rows = {image.numpy().tobytes() for image in task.images}
-    assert sum(image.numpy().tobytes() in rows for image in task.fidelity.real) < 5  # twins
+    assert isinstance(task.judge, Fidelity)
+    images = task.training.batch(torch.arange(len(task.training)))
+    assert (len(images), len(task.judge.real)) == (1618, 179)
+    rows = {image.numpy().tobytes() for image in images}
+    assert sum(image.numpy().tobytes() in rows for image in task.judge.real) < 5  # twins
 
 
 def test_own_images(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import pickle
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ import torch
 from PIL import Image
 from torchvision import datasets, transforms
 
+from atomsep.experiments.cache import NoRoomError
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.gan.pictures import cifar10, digits, folder, mnist
+from atomsep.experiments.gan import pictures
+from atomsep.experiments.gan.pictures import cifar10, digits, folder, mnist, resize
 from atomsep.experiments.loading import UnreadableSampleError
 
 EXAMPLE = transforms.Compose(
@@ -40,6 +43,7 @@ def test_mnist_as_torchvision_lays_it_out(tmp_path: Path) -> None:
     assert found.images.shape == (5, 1, 64, 64)
     assert found.labels is not None
     assert found.labels.tolist() == labels.tolist()
+    assert torch.equal(found.images, mnist(tmp_path, download=False, part="test").images)
     stored = datasets.MNIST(str(tmp_path / "mnist"), transform=EXAMPLE)
     for index, (image, _) in enumerate(stored):
         assert torch.equal(found.images[index].float() / 255, image)
@@ -99,6 +103,36 @@ def test_a_copy_as_arrays(tmp_path: Path) -> None:
     path.write_bytes(b"half a file")
     with pytest.raises(ExperimentError, match="cannot be read"):
         cifar10(tmp_path, download=False)
+
+
+def test_images_are_resized_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second process maps them; other files are resized again; without room they are not kept."""
+    rng = np.random.default_rng(0)
+    path = tmp_path / "mnist" / "train.npz"
+    path.parent.mkdir()
+    pixels = rng.integers(0, 256, (4, 28, 28), np.uint8)
+    np.savez(path, images=pixels, labels=np.arange(4))
+    first = mnist(tmp_path, download=False)
+    calls: list[int] = []
+
+    def counting(arrays: Any, channels: int) -> Any:
+        calls.append(len(arrays))
+        return resize(arrays, channels)
+
+    monkeypatch.setattr(pictures, "resize", counting)
+    again = mnist(tmp_path, download=False)
+    assert calls == []
+    assert torch.equal(first.images, again.images)
+    np.savez(path, images=pixels[:3], labels=np.arange(3))
+    assert len(mnist(tmp_path, download=False)) == 3
+    assert calls == [3]
+
+    def full(*args: Any) -> Any:
+        raise NoRoomError("the disk is full")
+
+    monkeypatch.setattr(pictures, "cached_arrays", full)
+    assert torch.equal(mnist(tmp_path, download=False).images, first.images[:3])
+    assert calls == [3, 3]
 
 
 def test_missing_and_damaged_data(tmp_path: Path) -> None:

@@ -7,21 +7,32 @@ Two unusual choices of the example are kept: the networks are never set to eval 
 are normalised by the statistics of their batch; and both networks use the same fakes in a step.
 The sigmoid is part of the loss here. That makes no difference until it saturates, where the
 example's gradient vanishes.
+
+Two additions leave the example's training alone unless they are set: a moving average of the
+generator's weights (EMA), which is evaluated beside the generator; and R1, the penalty of the
+discriminator's gradient at real images (Mescheder et al., 2018).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from atomsep.experiments.classification import untouched_statistics
+from atomsep.experiments.gan.average import Average
+from atomsep.experiments.gan.breakdown import find_breakdown
+from atomsep.experiments.gan.dcgan import Discriminator
+from atomsep.experiments.gan.experiments import AVERAGED
 from atomsep.experiments.gan.fidelity import Fidelity
 from atomsep.experiments.gan.grids import write_importance, write_samples
 from atomsep.experiments.gan.pictures import Pictures, as_bytes, normalise
+from atomsep.experiments.gan.stacked import Modes, Stacks
 from atomsep.experiments.latent import MethodOnLayer
 from atomsep.experiments.loading import epoch_batches
 from atomsep.experiments.randomness import generator as stream
@@ -42,7 +53,7 @@ class Gan(Task):
         generator: from noise to images.
         discriminator: from images to logits.
         training: the images.
-        fidelity: compares generated images with real ones.
+        judge: measures how good generated images are.
     """
 
     beside = "generator"
@@ -51,48 +62,78 @@ class Gan(Task):
         self,
         context: Context,
         generator: nn.Module,
-        discriminator: nn.Module,
-        training: Pictures,
-        fidelity: Fidelity,
+        discriminator: Discriminator,
+        training: Pictures | Stacks,
+        judge: Fidelity | Modes,
     ) -> None:
         super().__init__()
         settings, self.fabric = context.settings, context.fabric
         self.settings, self.seed, self.shard = settings, context.seed, context.shard
-        self.fidelity, self.folder = fidelity, context.folder
+        self.judge, self.folder = judge, context.folder
         # On the device, so that a step does not wait for the host.
-        self.images = training.images.to(self.fabric.device)
+        self.training = training.to(self.fabric.device)
         self.unreadable.update(training.unreadable)
         self.steps = len(self._epoch(0))
-        optimisers = [
-            torch.optim.Adam(model.parameters(), lr=settings.learning_rate, betas=BETAS)
-            for model in (generator, discriminator)
-        ]
+        self.average = Average(generator, settings.ema) if settings.ema else None
+        optimisers = [self._optimiser(model) for model in (generator, discriminator)]
         self.on_layer = MethodOnLayer(context, generator, optimisers[0], settings.width)
         self.inner = generator
         self.generator, self.generator_optimiser = self.fabric.setup(generator, optimisers[0])
         self.discriminator, self.discriminator_optimiser = self.fabric.setup(
             discriminator, optimisers[1]
         )
+        self.discriminator.mark_forward_method("with_gradient")
+        if self.average is not None:
+            self.average.weights.to(next(generator.parameters()))
+        for model in (generator, discriminator, *([self.average.weights] if self.average else [])):
+            model.to(memory_format=self._memory_format())
+
+    def _optimiser(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Adam; on CUDA as one kernel, which may be part of a CUDA graph."""
+        cuda = self.fabric.device.type == "cuda"
+        return torch.optim.Adam(
+            model.parameters(),
+            lr=self.settings.learning_rate,
+            betas=BETAS,
+            fused=True if cuda else None,
+            capturable=cuda,
+        )
+
+    def _memory_format(self) -> torch.memory_format:
+        """Channels last where tensor cores want it: on CUDA, in half precision."""
+        half = self.settings.precision in ("bf16-mixed", "16-mixed")
+        fast = half and self.fabric.device.type == "cuda"
+        return torch.channels_last if fast else torch.contiguous_format
 
     def _epoch(self, epoch: int) -> list[Tensor]:
-        return epoch_batches(len(self.images), self.settings.batch, self.seed, epoch, self.shard)
+        return epoch_batches(len(self.training), self.settings.batch, self.seed, epoch, self.shard)
 
     def batches(self, epoch: int, start: int) -> Iterable[Tensor]:
         """Images as bytes, `(M, channels, 64, 64)`."""
-        indices = [part.to(self.images.device) for part in self._epoch(epoch)[start:]]
-        return (self.images[part] for part in indices)
+        parts = self._epoch(epoch)
+        order = torch.cat(parts).to(self.fabric.device)  # once per epoch
+        indices = order.split([len(part) for part in parts])[start:]
+        return (self.training.batch(part) for part in indices)
 
     def step(self, batch: Tensor, progress: float) -> Mapping[str, Tensor]:
         """A step of the discriminator, then one of the generator with the same fakes."""
-        real = normalise(batch)
+        return self.compute(batch)
+
+    def compute(self, batch: Tensor) -> Mapping[str, Tensor]:
+        """All work of a step, on the device alone: the host waits for nothing and decides nothing.
+
+        Returns:
+            Losses of both networks, the penalty "r1" and the method's loss, where there are such.
+        """
+        real = normalise(batch).to(next(self.inner.parameters()).dtype)
         # Every process draws the noise of all and takes its own part, so that no two are equal.
         rank, world = self.shard.rank, self.shard.world
         shape = (len(real) * world, self.settings.z, 1, 1)
         noise = torch.randn(shape, device=real.device)[rank::world]
 
         self.discriminator_optimiser.zero_grad()
-        real_loss = _adversarial_loss(self.discriminator(real), 1.0)
-        self.fabric.backward(real_loss)
+        real_loss, penalty = self._judge_real(real)
+        self.fabric.backward(sum(penalty.values(), real_loss))
         fake = self.generator(noise)
         fake_loss = _adversarial_loss(self.discriminator(fake.detach()), 0.0)
         self.fabric.backward(fake_loss)
@@ -102,36 +143,69 @@ class Gan(Task):
         generator_loss = _adversarial_loss(self.discriminator(fake), 1.0)
         method = self.on_layer.backward(generator_loss, None)
         self.generator_optimiser.step()
+        if self.average is not None:
+            self.average.update()
 
-        discriminator_loss = (real_loss + fake_loss).detach()
-        return {"discriminator": discriminator_loss, "generator": generator_loss.detach(), **method}
+        losses = {"discriminator": real_loss + fake_loss, "generator": generator_loss, **penalty}
+        return {**{name: loss.detach() for name, loss in losses.items()}, **method}
+
+    def _judge_real(self, real: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The discriminator's loss of real images, and the penalty of its gradient if it is set."""
+        if not self.settings.r1:
+            return _adversarial_loss(self.discriminator(real), 1.0), {}
+        with self.fabric.autocast():  # a method other than forward may not have it
+            logits, gradient = self.discriminator.with_gradient(real)
+        squares = gradient.square().flatten(1).sum(1)
+        return _adversarial_loss(logits.to(real.dtype), 1.0), {
+            "r1": self.settings.r1 / 2 * squares.mean()
+        }
 
     def evaluate(self) -> dict[str, float]:
-        """Fréchet distance, precision and recall of the number of samples that is set."""
+        """Metrics of as many samples as are set, of the generator and of its average.
+
+        Both get the same noise, which is the same every time.
+        """
         batch, count = self.settings.batch, self.settings.samples
-        draws = stream(self.seed, "samples")
         # Whole batches, because a sample depends on its batch's statistics; then as many as set.
-        noise = (self._noise(batch, draws) for _ in range(-(-count // batch)))
-        samples = torch.cat([self.sample(part) for part in noise])[:count]
-        return {name: round(x, 7) for name, x in self.fidelity.compare(samples).items()}
+        noise = self._noise(-(-count // batch) * batch, "samples").split(batch)
+        copies: dict[str, Mapping[str, Tensor]] = {"": {}}
+        if self.average is not None:
+            copies[AVERAGED] = self.average.weights.state_dict()
+        metrics = {}
+        for start, weights in copies.items():
+            samples = torch.cat([self.sample(part, weights) for part in noise])[:count]
+            for name, value in self.judge.compare(samples).items():
+                metrics[start + name] = round(value, 7)
+        return metrics
 
     @torch.no_grad()
-    def sample(self, noise: Tensor) -> Tensor:
-        """Images of a batch of noise, as bytes."""
-        dtype = next(self.inner.parameters()).dtype
-        with self.fabric.autocast():
-            return as_bytes(self.inner(noise.to(self.fabric.device, dtype)))
+    def sample(self, noise: Tensor, weights: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Images of a batch of noise, as bytes; leaves the generator as it is.
 
-    def _noise(self, count: int, draws: torch.Generator) -> Tensor:
-        return torch.randn(count, self.settings.z, 1, 1, generator=draws)
+        Args:
+            noise: `(M, z, 1, 1)`.
+            weights: parameters and buffers to use in place of the generator's own.
+        """
+        noise = noise.to(next(self.inner.parameters()))
+        with self.fabric.autocast(), untouched_statistics(self.inner):
+            return as_bytes(functional_call(self.inner, dict(weights or {}), (noise,)))
+
+    def _noise(self, count: int, purpose: str) -> Tensor:
+        noise = torch.randn(count, self.settings.z, 1, 1, generator=stream(self.seed, purpose))
+        return noise.to(self.fabric.device)
+
+    def broken_down(self, lines: Sequence[Mapping[str, Any]]) -> str | None:
+        """Whether the discriminator has won for good, or the metric has become ten times worse."""
+        return find_breakdown(lines, self.judge.metric, self.judge.higher_is_better)
 
     def parts(self) -> dict[str, Any]:
-        """Both networks, their optimisers, the method."""
+        """Both networks, their optimisers, the generator's average, the method."""
         return {
             "generator": self.generator,
             "discriminator": self.discriminator,
             "generator_optimiser": self.generator_optimiser,
             "discriminator_optimiser": self.discriminator_optimiser,
+            **({"ema": self.average.weights} if self.average is not None else {}),
             "method": self.on_layer,
         }
 
@@ -140,7 +214,7 @@ class Gan(Task):
         if self.folder is None:
             return []
         files = [self.folder / "samples.png"]
-        images = self.sample(self._noise(SHOWN, stream(self.seed, "picture")))
+        images = self.sample(self._noise(SHOWN, "picture"))
         write_samples(files[0], images)
         binding = self.on_layer.binding
         importance = None if binding is None else binding.importance

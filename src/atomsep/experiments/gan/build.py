@@ -10,12 +10,18 @@ import torch
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan import pictures
 from atomsep.experiments.gan.adversarial import Gan
+from atomsep.experiments.gan.classifier import classifier, kept_in
 from atomsep.experiments.gan.dcgan import Discriminator, Generator
+from atomsep.experiments.gan.experiments import DcganSettings
 from atomsep.experiments.gan.features import find_features
 from atomsep.experiments.gan.fidelity import Fidelity
 from atomsep.experiments.gan.pictures import Pictures
+from atomsep.experiments.gan.stacked import Modes, stack
 from atomsep.experiments.randomness import generator as stream
 from atomsep.experiments.task import Context, Task
+
+READER_STEPS, READER_SHIFT = 4000, 4
+"""Training of the classifier that reads stacked digits: it must err less than that of features."""
 
 
 def build_mnist(context: Context) -> Task:
@@ -40,11 +46,30 @@ def build_own(context: Context) -> Task:
     return build(context, read, channels)
 
 
+def build_stacked(context: Context) -> Task:
+    """A GAN on stacks of three digits."""
+    networks = make_networks(context.settings, 3)
+    digits, held_out = find_digits(context)
+    device = context.fabric.device
+    reader = classifier(digits, device, kept_in(context), steps=READER_STEPS, shift=READER_SHIFT)
+    modes = Modes(reader, held_out, device, sure=not context.tiny)
+    return Gan(context, *networks, stack(digits.images, context.settings.train_samples), modes)
+
+
+def find_digits(context: Context) -> tuple[Pictures, Pictures]:
+    """Digits to train on, and others: MNIST's test images, or a tenth of the training images."""
+    whole = pictures.digits(1) if context.tiny else pictures.mnist(context.data, context.download)
+    if not context.tiny and pictures.has_test_images(context.data / "mnist"):
+        return whole, pictures.mnist(context.data, context.download, "test")
+    order = torch.randperm(len(whole), generator=stream(0, "training samples"))
+    part = len(whole) // 10
+    return whole.take(order[part:]), whole.take(order[:part])
+
+
 def build(context: Context, read: Callable[[], Pictures], channels: int) -> Task:
     """The networks of a seed with their images."""
     settings = context.settings
-    generator = Generator(channels, settings.width, settings.z)
-    discriminator = Discriminator(channels, settings.width)
+    networks = make_networks(settings, channels)
     embedded = context.tiny and not getattr(settings, "folder", "")
     whole = pictures.digits(channels) if embedded else read()
     order = torch.randperm(len(whole), generator=stream(0, "training samples"))
@@ -56,4 +81,10 @@ def build(context: Context, read: Callable[[], Pictures], channels: int) -> Task
     if context.validation or settings.train_samples:
         training = whole.take(order[: settings.train_samples or None].sort().values)
     fidelity = Fidelity(find_features(context, training), (held_out or training).images)
-    return Gan(context, generator, discriminator, training, fidelity)
+    return Gan(context, *networks, training, fidelity)
+
+
+def make_networks(settings: DcganSettings, channels: int) -> tuple[Generator, Discriminator]:
+    """Generator and discriminator with their initial weights."""
+    generator = Generator(channels, settings.width, settings.z)
+    return generator, Discriminator(channels, settings.discriminator_width or settings.width)

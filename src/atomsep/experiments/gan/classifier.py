@@ -1,4 +1,7 @@
-"""A small classifier of a data set's own labels, for a Fréchet distance without Inception.
+"""A small classifier of a data set's own labels.
+
+Its features give a Fréchet distance without Inception, and its answers tell the modes of stacked
+digits.
 
 It is trained with a fixed seed and kept on disk, so that all runs on one machine use the same
 features.
@@ -6,10 +9,7 @@ features.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, cross_entropy
 
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.files import write_state, writing
+from atomsep.experiments.files import alone, write_state, writing
 from atomsep.experiments.gan.pictures import Pictures
 from atomsep.experiments.randomness import generator, seeded
+from atomsep.experiments.task import Context
 
 BATCH, STEPS, PASSES, RATE = 64, 2000, 8, 2e-3
 """Training: images per step, most steps, most passes over the images, initial rate of Adam."""
@@ -51,14 +52,23 @@ class Classifier(nn.Module):
         return features
 
 
-def classifier(pictures: Pictures, device: torch.device, folder: Path | None) -> nn.Module:
+def classifier(
+    pictures: Pictures,
+    device: torch.device,
+    folder: Path | None,
+    *,
+    steps: int = STEPS,
+    shift: int = 0,
+) -> Classifier:
     """A classifier of the images, trained with a fixed seed, or read from disk.
 
     Args:
         pictures: images and labels.
         device: device to train on.
-        folder: where to keep it, under a name that depends on images and labels; None not to keep
-            it.
+        folder: where to keep it, under a name that depends on images, labels and training; None
+            not to keep it.
+        steps: most steps of the training.
+        shift: largest number of pixels by which a batch is shifted at random.
 
     Raises:
         ExperimentError: the images have no labels, or the file on disk is damaged.
@@ -72,10 +82,15 @@ def classifier(pictures: Pictures, device: torch.device, folder: Path | None) ->
     with seeded(0, "classifier"):
         model = Classifier(int(labels.max()) + 1)
     if folder is None:
-        _train(model, pictures, labels, device)
+        _train(model, pictures, labels, device, steps, shift)
         return model
-    path = folder / f"classifier-{_digest(pictures.images, labels)}.pt"
-    with _alone(path):  # other processes of a sweep wait for the first
+    how = "" if (steps, shift) == (STEPS, 0) else f"-{steps}-{shift}"
+    path = folder / f"classifier-{_digest(pictures.images, labels)}{how}.pt"
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_suffix(".lock")
+        lock.touch()
+    with alone(lock):  # other processes of a sweep wait for the first
         if path.exists():
             try:
                 model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
@@ -84,23 +99,37 @@ def classifier(pictures: Pictures, device: torch.device, folder: Path | None) ->
                     f"{path} is damaged; remove it to train the classifier again"
                 ) from error
         else:
-            _train(model, pictures, labels, device)
+            _train(model, pictures, labels, device, steps, shift)
             write_state(path, model.cpu().state_dict())
     return model
 
 
-def _train(model: Classifier, pictures: Pictures, labels: Tensor, device: torch.device) -> None:
+def kept_in(context: Context) -> Path | None:
+    """The folder beside a run's data where classifiers are kept; the tiny form keeps none."""
+    return None if context.tiny else context.data / "features"
+
+
+def _train(
+    model: Classifier,
+    pictures: Pictures,
+    labels: Tensor,
+    device: torch.device,
+    steps: int,
+    shift: int,
+) -> None:
     """Train with Adam, whose rate falls to 0."""
     count = len(labels)
-    steps = min(STEPS, PASSES * -(-count // BATCH))
+    steps = min(steps, PASSES * -(-count // BATCH))
     passes = -(-steps * BATCH // count)
     orders = (torch.randperm(count, generator=generator(0, "classifier", n)) for n in range(passes))
     model.to(device).train()
     optimiser = torch.optim.Adam(model.parameters(), lr=RATE)
+    shifts = torch.randint(-shift, shift + 1, (steps, 2), generator=generator(0, "shifts")).tolist()
     for step, indices in enumerate(torch.cat(list(orders)).split(BATCH)[:steps]):
         for group in optimiser.param_groups:
             group["lr"] = RATE * (1 - step / steps)
-        images = pictures.images[indices].to(device).expand(-1, 3, -1, -1)
+        images = pictures.images[indices].to(device).roll(shifts[step], (2, 3))
+        images = images.expand(-1, 3, -1, -1)
         loss = cross_entropy(model.head(model(images)), labels[indices].to(device))
         optimiser.zero_grad()
         loss.backward()
@@ -112,14 +141,3 @@ def _digest(*tensors: Tensor) -> str:
     for tensor in tensors:
         text.update(tensor.contiguous().numpy().data)
     return text.hexdigest()
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Keep other processes from making the same file at the same time."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path.with_suffix(".lock"), "a")  # noqa: SIM115
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

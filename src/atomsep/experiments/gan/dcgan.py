@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 
 SIDE = 64
@@ -74,6 +75,18 @@ class Discriminator(nn.Module):
         """Logits of a batch of images."""
         logits: Tensor = self.main(images)
         return logits.flatten()
+
+    def with_gradient(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, and the gradient of their sum by the images, which can be differentiated again.
+
+        The logit of an image depends on the others through the batch's statistics; its gradient
+        has that part too.
+        """
+        images = images.detach().requires_grad_()
+        logits = self(images)
+        with torch.autocast(images.device.type, enabled=False):  # it is for forward passes alone
+            [gradient] = torch.autograd.grad(logits.sum(), images, create_graph=True)
+        return logits, gradient
 
 
 def initialise(module: nn.Module) -> None:

@@ -4,8 +4,10 @@ The paper gives one weight, 0.02, for atom modeling. With means over tokens, as 
 MNIST found 1 to be good. SSCL gets 0.02, and VQ its own loss unweighted, as mode seeking is
 published; docs/baselines.md says where the weights of KoLeo and VICReg come from.
 
-A GAN's quality varies from epoch to epoch, so the mean over the last six is reported. Samples are
-compared with all training images (in a search, with a tenth that is held out).
+A GAN's quality fluctuates, so it is evaluated every 1,000 steps, and the mean of the last six
+evaluations is reported: for the generator itself under the metrics' plain names, and for the moving
+average of its weights under names that start with `ema_`. Samples are compared with all training
+images (in a search, with a tenth that is held out).
 """
 
 from __future__ import annotations
@@ -22,8 +24,12 @@ LAST_HIDDEN = "main.10"
 NEIGHBOURS = 3
 """A sample's ball reaches to its third neighbour, as in the paper on precision and recall."""
 
+AVERAGED = "ema_"
+"""Start of the names of metrics of the averaged generator."""
+
 TINY = {
     "epochs": 2,
+    "evaluate_every": 0,
     "average_last": 1,
     "batch": 32,
     "width": 8,
@@ -34,19 +40,47 @@ TINY = {
 
 
 @dataclass(frozen=True)
-class GanSettings(Settings):
-    """Settings of the GANs."""
+class DcganSettings(Settings):
+    """Settings of all GANs."""
 
     epochs: int = setting(25, "passes over the training images", low=1)
-    average_last: int = setting(6, "last epochs whose mean metrics are the result", low=1)
+    evaluate_every: int = setting(
+        1000, "steps between evaluations, counted back from the end; 0: only at the end", low=0
+    )
+    average_last: int = setting(6, "last evaluations whose mean metrics are the result", low=1)
     learning_rate: float = setting(2e-4, "learning rate of Adam, for both networks", low=0)
+    ema: float = setting(
+        0.999, "decay per step of the generator's moving average; 0: none", low=0, high=1
+    )
+    r1: float = setting(
+        0.0, "factor gamma of the discriminator's gradient penalty R1; 0: none", low=0
+    )
     layer: str = setting(LAST_HIDDEN, "layer of the generator that the method acts on")
     width: int = setting(64, "features of the generator's last hidden layer", low=1)
+    discriminator_width: int = setting(
+        0, "features of the discriminator's first hidden layer; 0: as width", low=0
+    )
     z: int = setting(100, "length of the noise", low=1)
     train_samples: int = setting(0, "training images, drawn from all; 0: all", low=0)
     samples: int = setting(
         10_000, "generated images that metrics are computed over", low=NEIGHBOURS + 1
     )
+
+    def evaluation_points(self, steps: int) -> list[int]:
+        """Numbers of steps after which the model is evaluated; see `Settings`.
+
+        Example:
+            >>> DcganSettings(epochs=5, evaluate_every=20).evaluation_points(10)
+            [10, 30, 50]
+        """
+        total = self.epochs * steps
+        return list(range(total, 0, -(self.evaluate_every or total)))[::-1]
+
+
+@dataclass(frozen=True)
+class GanSettings(DcganSettings):
+    """Settings of the GANs whose samples are compared with real images."""
+
     features: str = setting(
         "inception",
         "features of the Fréchet distance: inception, classifier or package.module:function",
@@ -63,6 +97,17 @@ class OwnGanSettings(GanSettings):
     unreadable: str = setting(
         "stop", "what to do with an image that cannot be read", choices=("stop", "skip")
     )
+
+
+@dataclass(frozen=True)
+class StackedSettings(DcganSettings):
+    """Settings of the GAN on stacked digits."""
+
+    evaluate_every: int = setting(
+        2000, "steps between evaluations, counted back from the end; 0: only at the end", low=0
+    )
+    train_samples: int = setting(128_000, "stacks of three digits to train on", low=2)
+    samples: int = setting(26_000, "generated images in which modes are counted", low=1)
 
 
 MNIST = Experiment(
@@ -106,4 +151,15 @@ OWN = replace(
     settings=OwnGanSettings(),
     build=deferred("atomsep.experiments.gan.build:build_own"),
 )
-GANS = (MNIST, CIFAR10, OWN)
+STACKED = replace(
+    MNIST,
+    name="stacked-mnist-gan",
+    title="Stacked MNIST, DCGAN",
+    summary="DCGAN on stacks of three MNIST digits: how many of 1,000 modes it generates",
+    settings=StackedSettings(),
+    tiny={name: value for name, value in TINY.items() if name != "features"},
+    build=deferred("atomsep.experiments.gan.build:build_stacked"),
+    metric="modes",
+    higher_is_better=True,
+)
+GANS = (MNIST, CIFAR10, OWN, STACKED)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from atomsep.experiments.entry_points import is_entry_point, make_module
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.gan.classifier import classifier
+from atomsep.experiments.gan.classifier import classifier, kept_in
 from atomsep.experiments.gan.pictures import Pictures
 from atomsep.experiments.task import Context
 
@@ -42,10 +42,12 @@ class Features:
     Attributes:
         name: name of the features, part of the metric's name.
         module: from bytes `(B, 3, H, W)` to features `(B, F)`.
+        device: device of the module.
     """
 
     name: str
     module: nn.Module
+    device: torch.device | str = "cpu"
 
     @property
     def metric(self) -> str:
@@ -59,15 +61,14 @@ class Features:
 
     @torch.no_grad()
     def of(self, images: Tensor) -> Tensor:
-        """Features `(n, F)` of images as bytes `(n, 1 or 3, H, W)`, on the CPU.
+        """Features `(n, F)` of images as bytes `(n, 1 or 3, H, W)`, on the device.
 
         Raises:
             ExperimentError: the module does not return one vector per image.
         """
-        device = next((p.device for p in self.module.parameters()), images.device)
         parts = []
         for batch in images.split(BATCH):
-            batch = batch.to(device).expand(-1, 3, -1, -1)
+            batch = batch.to(self.device).expand(-1, 3, -1, -1)
             part = self.module(batch)
             if not isinstance(part, Tensor) or part.ndim != 2 or len(part) != len(batch):
                 found = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
@@ -75,7 +76,7 @@ class Features:
                     f"the features {self.name!r} of {len(batch)} images must be a tensor "
                     f"({len(batch)}, F), not {found}"
                 )
-            parts.append(part.float().cpu())
+            parts.append(part.float())
         return torch.cat(parts)
 
 
@@ -83,26 +84,26 @@ def find_features(context: Context, pictures: Pictures) -> Features:
     """The features that the settings select, ready to use.
 
     Args:
-        context: context of the run. Beside its data a classifier is kept, but not in the tiny form.
+        context: context of the run.
         pictures: images that a classifier learns from.
 
     Raises:
         ExperimentError: they are not available; the message says what to do.
     """
     kind, device = context.settings.features, context.fabric.device
+    module: nn.Module
+    name = kind
     if kind == "inception":
-        features = Features(kind, inception(context.settings.features_weights, context.download))
+        module = inception(context.settings.features_weights, context.download)
     elif kind == "classifier":
-        folder = None if context.tiny else context.data / "features"
-        features = Features(kind, classifier(pictures, device, folder))
+        module = classifier(pictures, device, kept_in(context))
     elif is_entry_point(kind):
-        features = Features(kind.partition(":")[2], make_module("features", kind))
+        name, module = kind.partition(":")[2], make_module("features", kind)
     else:
         raise ExperimentError(
             f"features must be inception, classifier or package.module:function, not {kind!r}"
         )
-    features.module.to(device).eval().requires_grad_(False)
-    return features
+    return Features(name, module.to(device).eval().requires_grad_(False), device)
 
 
 class _Inception(nn.Module):
@@ -163,6 +164,6 @@ def import_fidelity(name: str) -> Any:
         return importlib.import_module(f"torch_fidelity.{name}")
     except ImportError as error:
         raise ExperimentError(
-            f"Fréchet distances need torch-fidelity, which cannot be imported ({error}); install "
-            f"it with pip install 'atomsep[experiments]'"
+            f"an FID needs torch-fidelity, which cannot be imported ({error}); install it with "
+            f"pip install 'atomsep[experiments]'"
         ) from error

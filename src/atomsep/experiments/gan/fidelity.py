@@ -1,22 +1,26 @@
 """How close generated images are to real ones: Fréchet distance, precision and recall.
 
-The computation is torch-fidelity's. The Gaussian for the Fréchet distance is fitted to all real
-images. For precision and recall (Kynkäänniemi et al., 2019) both sets must be equally dense, so as
-many real images are drawn as there are generated ones, the same in every run.
+The Gaussian for the Fréchet distance is fitted to all real images. For precision and recall
+(Kynkäänniemi et al., 2019) both sets must be equally dense, so as many real images are drawn as
+there are generated ones, the same in every run. Everything is computed in float64 on the device of
+the features.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan.experiments import NEIGHBOURS
-from atomsep.experiments.gan.features import Features, import_fidelity
+from atomsep.experiments.gan.features import Features
 from atomsep.experiments.randomness import generator
+
+BLOCK = 1024
+"""Features that are widened to float64, or compared with all others, at once."""
 
 
 class Fidelity:
@@ -28,17 +32,21 @@ class Fidelity:
         features: the features to compare.
         real: bytes `(n, channels, H, W)`.
 
+    Attributes:
+        metric: name of the Fréchet distance.
+
     Raises:
-        ExperimentError: torch-fidelity is not installed, or there are too few images.
+        ExperimentError: there are too few images.
     """
 
+    higher_is_better = False
+
     def __init__(self, features: Features, real: Tensor) -> None:
-        import_fidelity("metric_fid")
         if len(real) <= NEIGHBOURS:
             raise ExperimentError(
                 f"samples must be compared with more than {NEIGHBOURS} real images, not {len(real)}"
             )
-        self.features, self.real = features, real
+        self.features, self.real, self.metric = features, real, features.metric
 
     def compare(self, generated: Tensor) -> dict[str, float]:
         """The metrics of generated images, bytes `(N, channels, H, W)`.
@@ -50,15 +58,15 @@ class Fidelity:
             ExperimentError: a feature is not finite.
         """
         found, (real_statistics, real) = self._features(generated), self._known
-        distance = frechet(statistics(found), real_statistics)
-        return {self.features.metric: distance, **precision_recall(found, real[: len(found)])}
+        distance = frechet(real_statistics, statistics(found))
+        return {self.metric: distance, **precision_recall(found, real[: len(found)])}
 
     @cached_property
-    def _known(self) -> tuple[Any, Tensor]:
+    def _known(self) -> tuple[Statistics, Tensor]:
         """Statistics of the real images' features, and the features in random order."""
         real = self._features(self.real)
         order = torch.randperm(len(real), generator=generator(0, "real images"))
-        return statistics(real), real[order]
+        return statistics(real), real[order.to(real.device)]
 
     def _features(self, images: Tensor) -> Tensor:
         features = self.features.of(images)
@@ -67,27 +75,66 @@ class Fidelity:
                 f"the features {self.features.name!r} of some images are not finite; no distance "
                 f"can be computed"
             )
-        return features
+        # Apple's GPUs have no float64.
+        return features.cpu() if features.device.type == "mps" else features
 
 
-def statistics(features: Tensor) -> Any:
-    """Mean and covariance of features `(n, F)`, in float64."""
-    return import_fidelity("metric_fid").fid_features_to_statistics(features.double().cpu())
+@dataclass(frozen=True)
+class Statistics:
+    """A Gaussian: mean `(F,)` and covariance `(F, F)`, in float64."""
+
+    mean: Tensor
+    covariance: Tensor
+
+    @cached_property
+    def root(self) -> Tensor:
+        """Symmetric root of the covariance; eigenvalues below 0 are rounding, and count as 0."""
+        values, vectors = torch.linalg.eigh(self.covariance)
+        root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+        return root
 
 
-def frechet(first: Any, second: Any) -> float:
+def statistics(features: Tensor) -> Statistics:
+    """Mean and covariance of features `(n, F)`."""
+    mean = features.mean(0, dtype=torch.float64)
+    covariance = torch.zeros(len(mean), len(mean), dtype=torch.float64, device=mean.device)
+    for part in features.split(BLOCK):
+        centred = part.double() - mean
+        covariance.addmm_(centred.T, centred)
+    return Statistics(mean, covariance / (len(features) - 1))
+
+
+def frechet(first: Statistics, second: Statistics) -> float:
     r"""Squared Fréchet distance of the Gaussians with these statistics.
 
     $$|\mu_1 - \mu_2|^2 + \text{tr}(\Sigma_1 + \Sigma_2 - 2 (\Sigma_1 \Sigma_2)^{1/2})$$
+
+    $\Sigma_1 \Sigma_2$ has the eigenvalues of the symmetric
+    $\Sigma_1^{1/2} \Sigma_2 \Sigma_1^{1/2}$, whatever the ranks, so that no root of a matrix
+    without symmetry is needed.
     """
-    metric = import_fidelity("metric_fid")
-    found = metric.fid_statistics_to_metric(first, second, verbose=False)
-    return float(found[metric.KEY_METRIC_FID])
+    product = first.root @ second.covariance @ first.root
+    eigenvalues = torch.linalg.eigvalsh((product + product.T) / 2)
+    cross = eigenvalues.clamp(min=0).sqrt().sum()
+    traces = first.covariance.trace() + second.covariance.trace()
+    return float((first.mean - second.mean).square().sum() + traces - 2 * cross)
 
 
 def precision_recall(generated: Tensor, real: Tensor) -> dict[str, float]:
     """Share of generated features within the balls of real ones, and the reverse."""
-    found = import_fidelity("metric_prc").prc_features_to_metric(
-        generated, real, prc_neighborhood=NEIGHBOURS, save_cpu_ram=True, verbose=False
-    )
-    return {name: float(found[name]) for name in ("precision", "recall")}
+    generated, real = generated.double(), real.double()
+    reach = _radii(real)
+    precise = []
+    recalled = torch.zeros(len(real), dtype=torch.bool, device=real.device)
+    for part, radii in zip(generated.split(BLOCK), _radii(generated).split(BLOCK), strict=True):
+        distances = torch.cdist(part, real)
+        precise.append((distances <= reach).any(1))
+        recalled |= (distances <= radii.unsqueeze(1)).any(0)
+    shares = {"precision": torch.cat(precise), "recall": recalled}
+    return {name: float(share.double().mean()) for name, share in shares.items()}
+
+
+def _radii(points: Tensor) -> Tensor:
+    """Distance of each point to its neighbour of the order `NEIGHBOURS`, itself not counted."""
+    parts = (torch.cdist(part, points) for part in points.split(BLOCK))
+    return torch.cat([distances.kthvalue(NEIGHBOURS + 1, dim=1).values for distances in parts])

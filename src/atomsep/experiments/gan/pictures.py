@@ -1,14 +1,14 @@
 """The training images of the GANs: read once, resized as in the example, kept as bytes.
 
 Every image is brought to 64 px as in the example (Pillow's bilinear resize of the shorter side,
-then the centre), which takes seconds for a whole data set. A step then indexes one tensor on the
-training device, and needs no loading processes.
+then the centre). Those of public data sets are kept in `data/cache`, for all runs. A step then
+indexes one tensor on the training device, and needs no loading processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atomsep.experiments.cache import NoRoomError, cached_arrays
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan.dcgan import SIDE
 from atomsep.experiments.loading import UnreadableSampleError
@@ -39,6 +40,14 @@ class Pictures:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def to(self, device: torch.device) -> Pictures:
+        """The images on a device."""
+        return replace(self, images=self.images.to(device))
+
+    def batch(self, indices: Tensor) -> Tensor:
+        """Some of the images, `(M, channels, 64, 64)`."""
+        return self.images[indices]
 
     def take(self, indices: Tensor) -> Pictures:
         """A subset of the images."""
@@ -66,13 +75,23 @@ def as_bytes(images: Tensor) -> Tensor:
     return images.float().mul(0.5).add(0.5).mul(255).add(0.5).clamp(0, 255).to(torch.uint8)
 
 
-def mnist(data: Path, download: bool) -> Pictures:
-    """The 60,000 training images of MNIST, from `data/mnist` in torchvision's layout.
+def mnist(data: Path, download: bool, part: str = "train") -> Pictures:
+    """The images of MNIST, from `data/mnist` in torchvision's layout.
+
+    Args:
+        data: folder of the data sets.
+        download: whether to fetch them if they are missing.
+        part: "train", 60,000 images; or "test", 10,000.
 
     Raises:
         ExperimentError: they are missing, or torchvision cannot read them.
     """
-    return _standard("MNIST", data / "mnist", download, 1)
+    return _standard("MNIST", data / "mnist", download, 1, part)
+
+
+def has_test_images(root: Path) -> bool:
+    """Whether a folder has test images: a copy of the training images as arrays may lack them."""
+    return (root / "test.npz").exists() or not (root / "train.npz").exists()
 
 
 def cifar10(data: Path, download: bool) -> Pictures:
@@ -81,18 +100,38 @@ def cifar10(data: Path, download: bool) -> Pictures:
     Raises:
         ExperimentError: they are missing, or torchvision cannot read them.
     """
-    return _standard("CIFAR10", data / "cifar10", download, 3)
+    return _standard("CIFAR10", data / "cifar10", download, 3, "train")
 
 
-def _standard(kind: str, root: Path, download: bool, channels: int) -> Pictures:
+def _standard(kind: str, root: Path, download: bool, channels: int, part: str) -> Pictures:
     """A data set of torchvision, or a copy of it in `train.npz`, as arrays of images and labels."""
-    arrays = root / "train.npz"
-    if arrays.exists():
-        return _from_arrays(arrays, channels)
+    copy = root / f"{part}.npz"
+    if copy.exists():
+        pixels, labels = _arrays(copy)
+        sources = [copy]
+    else:
+        pixels, labels = _torchvision(kind, root, download, part)
+        sources = sorted(path for path in root.rglob("*") if path.is_file())
+
+    def make(place: Path) -> None:
+        import numpy as np
+
+        np.save(place / "images.npy", resize(pixels, channels).numpy())
+
+    key = {"kind": kind, "part": part, "channels": channels, "side": SIDE}
+    try:
+        images = cached_arrays(root.parent / "cache", root.name, key, sources, make)["images"]
+    except NoRoomError:
+        images = resize(pixels, channels)
+    return Pictures(images, torch.as_tensor(labels, dtype=torch.int64))
+
+
+def _torchvision(kind: str, root: Path, download: bool, part: str) -> tuple[Any, Any]:
+    """Images as an array of bytes, and labels."""
     from torchvision import datasets
 
     try:
-        stored = getattr(datasets, kind)(str(root), train=True, download=download)
+        stored = getattr(datasets, kind)(str(root), train=part == "train", download=download)
     except (RuntimeError, OSError, ValueError) as error:
         if download:
             raise ExperimentError(
@@ -104,10 +143,10 @@ def _standard(kind: str, root: Path, download: bool, channels: int) -> Pictures:
             f"that holds {root.name}/ with --data"
         ) from error
     pixels = stored.data.numpy() if isinstance(stored.data, Tensor) else stored.data
-    return Pictures(resize(pixels, channels), torch.as_tensor(stored.targets))
+    return pixels, stored.targets
 
 
-def _from_arrays(path: Path, channels: int) -> Pictures:
+def _arrays(path: Path) -> tuple[Any, Any]:
     import numpy as np
 
     try:
@@ -123,7 +162,7 @@ def _from_arrays(path: Path, channels: int) -> Pictures:
             f"{path} holds images of shape {pixels.shape} and type {pixels.dtype}, and "
             f"{len(labels)} labels; it must hold bytes, and one label per image"
         )
-    return Pictures(resize(pixels, channels), torch.from_numpy(labels.astype(np.int64)))
+    return pixels, labels
 
 
 @cache

@@ -1,0 +1,100 @@
+"""Which runs count as broken down."""
+
+from __future__ import annotations
+
+import csv
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_gans import bare, run, task_of
+
+from atomsep.experiments.gan.breakdown import find_breakdown
+
+RECORDED = Path(__file__).parents[3] / "benchmarks" / "results" / "first_runs"
+
+
+def lines(losses: list[float], distances: dict[int, float] | None = None) -> list[dict[str, Any]]:
+    """A line every 1,000 steps, with the distance where there is one."""
+    found: list[dict[str, Any]] = []
+    for place, loss in enumerate(losses):
+        metrics = {"metrics": {"d": distances[place]}} if distances and place in distances else {}
+        found.append({"step": 1000 * (place + 1), "discriminator": loss, **metrics})
+    return found
+
+
+def test_a_discriminator_that_has_won() -> None:
+    assert find_breakdown(lines([0.5, 0.4, 0.3]), "d", False) is None
+    found = find_breakdown(lines([0.5, 0.004, 0.3]), "d", False)
+    assert found == "the discriminator's loss was 0.004 from step 1000 to 2000"
+
+
+def test_a_few_steps_tell_nothing() -> None:
+    start = [{"step": 10, "discriminator": 0.001}, {"step": 499, "discriminator": 0.001}]
+    assert find_breakdown(start, "d", False) is None
+    later = {"step": 1000, "discriminator": 0.5}
+    assert find_breakdown([*start, later], "d", False) is None
+    assert find_breakdown([*start, {**later, "discriminator": 0.001}], "d", False)
+
+
+def test_a_mean_over_short_lines_weighs_their_steps() -> None:
+    """One step of a hundred lines' length in between does not hide 990 steps of zeros."""
+    short = [{"step": 990, "discriminator": 0.0}, {"step": 1000, "discriminator": 0.5}]
+    assert find_breakdown(short[:1], "d", False)
+    mixed = [{"step": 250, "discriminator": 0.0}, {"step": 500, "discriminator": 0.019}]
+    assert find_breakdown(mixed, "d", False)
+    mixed = [{"step": 100, "discriminator": 0.0}, {"step": 500, "discriminator": 0.019}]
+    assert find_breakdown(mixed, "d", False) is None
+
+
+def test_a_metric_that_became_ten_times_worse() -> None:
+    losses = [0.5] * 4
+    assert find_breakdown(lines(losses, {0: 900, 1: 30, 2: 290, 3: 40}), "d", False) is None
+    found = find_breakdown(lines(losses, {0: 900, 1: 30, 3: 310}), "d", False)
+    assert found == "d went from 30 after 2000 steps to 310 after 4000"
+    assert find_breakdown(lines(losses, {0: 5, 1: 900, 3: 95}), "d", True) is None
+    found = find_breakdown(lines(losses, {0: 5, 1: 900, 3: 80}), "d", True)
+    assert found == "d went from 900 after 2000 steps to 80 after 4000"
+
+
+def test_on_the_recorded_runs() -> None:
+    """Those of the documentation: who broke down there is known from looking at them."""
+    found = {}
+    with open(RECORDED / "mnist_gan_epochs.csv") as file:
+        rows = list(csv.DictReader(file))
+
+    def run_of(row: dict[str, str]) -> tuple[str, ...]:
+        return row["batch"], row["epochs"], row["method"], row["seed"]
+
+    for name, group in groupby(rows, run_of):
+        steps, all_lines = 60_000 // int(name[0]), []
+        for row in group:
+            line: dict[str, Any] = {"step": int(row["epoch"]) * steps}
+            line["discriminator"] = float(row["discriminator_loss"])
+            if row["frechet_classifier"]:
+                line["metrics"] = {"d": float(row["frechet_classifier"])}
+            all_lines.append(line)
+        found[name] = find_breakdown(all_lines, "d", False)
+    broken = {name for name, reason in found.items() if reason}
+    atoms = {("64", epochs, "atom", seed) for epochs in ("25", "15") for seed in "01"}
+    assert broken == {*atoms, ("64", "15", "plain", "0")}
+    assert len(found) == 12
+
+
+def test_a_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from atomsep.experiments.gan import breakdown
+
+    key = bare("plain", 0, "train_samples=64", "samples=8")
+    assert run(key, tmp_path / "healthy")["broken_down"] is None
+    monkeypatch.setattr(breakdown, "LONG_ENOUGH", 2)
+    monkeypatch.setattr(breakdown, "NEAR_ZERO", 10.0)
+    result = run(key, tmp_path / "broken")
+    assert result["broken_down"].startswith("the discriminator's loss was")
+    assert result["metrics"], "it is a result all the same"
+
+
+def test_the_judges_metric_is_what_counts() -> None:
+    task = task_of(bare())
+    some = [{"step": n, "metrics": {"frechet_Means": d}} for n, d in ((1, 1.0), (2, 11.0))]
+    assert str(task.broken_down(some)).startswith("frechet_Means went from 1")
