@@ -13,12 +13,14 @@ from torch import Tensor
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.loading import (
     Batch,
+    DrawKey,
     LoaderFeed,
     Shard,
     TensorFeed,
     UnreadableSampleError,
     epoch_batches,
 )
+from atomsep.experiments.randomness import generator
 from atomsep.experiments.samples import Samples
 
 
@@ -35,8 +37,8 @@ def numbers(count: int, broken: Sequence[int] = (), label: int | None = None) ->
     return Samples(list(range(count)), labels, ("even", "odd"), names, partial(read, broken))
 
 
-def noisy(value: float) -> Tensor:
-    return torch.tensor(value) + torch.rand(())
+def noisy(value: float, key: DrawKey) -> Tensor:
+    return torch.tensor(value) + torch.rand((), generator=generator(*key))
 
 
 def feed(samples: Samples, **options: Any) -> LoaderFeed:

@@ -1,0 +1,106 @@
+"""Colour jitter and grey for batches: torchvision's formulas, with draws of each sample's own."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atomsep.experiments.randomness import uniform
+
+JITTER, HUE, JITTERED, GREY = 0.4, 0.1, 0.8, 0.2
+"""Strength of brightness, contrast and saturation; of hue; shares of images changed, and grey."""
+
+BRIGHTNESS, CONTRAST, SATURATION, SHIFT = range(4)
+"""Changes of colour, as `Colour.order` numbers them."""
+
+LUMA = (0.2989, 0.587, 0.114)
+"""Shares of red, green and blue in the grey of torchvision."""
+
+
+class Colour(NamedTuple):
+    """Changes of colour, per sample.
+
+    Attributes:
+        order: `(n, 4)`: brightness, contrast, saturation and hue (0 to 3) in the order to apply.
+        factors: `(n, 4)`: of brightness, contrast and saturation (1: no change), and the hue's
+            shift (0: no change).
+        grey: `(n,)`: whether the image becomes grey at the end.
+    """
+
+    order: Tensor
+    factors: Tensor
+    grey: Tensor
+
+
+def draw_colours(states: Any) -> Colour:
+    """What torchvision's `ColorJitter` and `RandomGrayscale` would draw, per sample.
+
+    Args:
+        states: states of the samples' random numbers; see `sample_states`.
+    """
+    order = np.stack([uniform(states, 60 + number) for number in range(4)], 1).argsort(1)
+    spread = np.array([JITTER, JITTER, JITTER, HUE])
+    draws = np.stack([uniform(states, 70 + number) for number in range(4)], 1)
+    factors = np.array([1, 1, 1, 0]) + spread * (2 * draws - 1)
+    factors[uniform(states, 80) >= JITTERED] = (1, 1, 1, 0)
+    grey = torch.from_numpy(uniform(states, 81) < GREY)
+    return Colour(torch.from_numpy(order), torch.from_numpy(factors).float(), grey)
+
+
+def change_colours(images: Tensor, colour: Colour) -> Tensor:
+    """Change brightness, contrast, saturation and hue in each sample's order, then make some grey.
+
+    Hue is by far the slowest, and therefore computed once for the whole batch: the other changes
+    are made before it or after it. A factor of 1 changes nothing, not even by rounding.
+
+    Args:
+        images: `(B, 3, H, W)`, from 0 to 1.
+        colour: the changes.
+    """
+    hue_at = (colour.order == SHIFT).long().argmax(1)
+    for step in (0, 1, 2):
+        images = _blend(images, colour, step, step < hue_at)
+    shift = colour.factors[:, SHIFT].view(-1, 1, 1)
+    images = torch.where(shift[:, None] == 0, images, _shift_hue(images, shift))
+    for step in (1, 2, 3):
+        images = _blend(images, colour, step, step > hue_at)
+    return torch.where(colour.grey.view(-1, 1, 1, 1), _grey(images), images)
+
+
+def _grey(images: Tensor) -> Tensor:
+    red, green, blue = images.split(1, 1)
+    return red * LUMA[0] + green * LUMA[1] + blue * LUMA[2]
+
+
+def _blend(images: Tensor, colour: Colour, step: int, applies: Tensor) -> Tensor:
+    """Change brightness, contrast or saturation: move away from black, mean grey, or grey."""
+    kind = colour.order[:, step]
+    factor = torch.where(applies, colour.factors.gather(1, kind[:, None])[:, 0], 1)
+    kind, factor, grey = kind.view(-1, 1, 1, 1), factor.view(-1, 1, 1, 1), _grey(images)
+    other = torch.where(kind == CONTRAST, grey.mean((1, 2, 3), keepdim=True), grey)
+    other = torch.where(kind == BRIGHTNESS, 0, other)
+    return (images * factor + other * (1 - factor)).clamp_(0, 1)
+
+
+def _shift_hue(images: Tensor, shift: Tensor) -> Tensor:
+    """Turn the hue of images `(B, 3, H, W)` by shares of a whole turn.
+
+    Saturation and value stay: a pixel keeps its largest and smallest channel, and the hue says
+    where between them the others lie.
+    """
+    red, green, blue = images.unbind(1)
+    low, high = images.amin(1), images.amax(1)
+    chroma = high - low
+    safe = torch.where(chroma == 0, 1, chroma)
+    hue = torch.where(
+        high == red,
+        (green - blue) / safe,
+        torch.where(high == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
+    )
+    hue = (hue + 6 * shift)[:, None]
+    turn = torch.tensor((5.0, 3.0, 1.0), device=images.device).view(1, 3, 1, 1)
+    share = (hue + turn).remainder(6)
+    return high[:, None] - chroma[:, None] * torch.minimum(share, 4 - share).clamp(0, 1)
