@@ -82,7 +82,7 @@ GAMMA = 0x9E3779B97F4A7C15
 
 
 def sample_states(indices: Any, seed: int, *purpose: Key) -> Any:
-    """One state of 64 bits per sample, for `uniform`.
+    """One state of 64 bits per sample, for `uniforms`.
 
     It depends on the sample's index, not on the samples it is asked for with: a batch, an epoch
     and a single sample give the same numbers.
@@ -96,18 +96,19 @@ def sample_states(indices: Any, seed: int, *purpose: Key) -> Any:
     return _mix(np.uint64(derive(seed, *purpose)) + (places + np.uint64(1)) * np.uint64(GAMMA))
 
 
-def uniform(states: Any, number: int) -> Any:
-    """Draw number `number` of every sample, uniform in [0, 1), as float64.
+def uniforms(states: Any, first: int, count: int) -> Any:
+    """Draws number `first` to `first + count - 1` of every sample, `(n, count)`, as float64.
 
-    These are the outputs of SplitMix64 (Steele, Lea and Flood 2014) from each sample's state.
+    They are uniform in [0, 1): the outputs of SplitMix64 (Steele, Lea and Flood 2014) from each
+    sample's state.
 
     Example:
         >>> states = sample_states(range(3), 0, "augmentation", 5)
-        >>> bool((uniform(states, 7)[1:] == uniform(states[1:], 7)).all())
+        >>> bool((uniforms(states, 0, 4)[1:, 3:] == uniforms(states[1:], 3, 1)).all())
         True
     """
-    step = np.uint64((number + 1) * GAMMA % 2**64)
-    return (_mix(states + step) >> np.uint64(11)) * 2.0**-53
+    numbers = np.arange(first + 1, first + count + 1, dtype=np.uint64)
+    return (_mix(states[:, None] + numbers * np.uint64(GAMMA)) >> np.uint64(11)) * 2.0**-53
 
 
 def _mix(state: Any) -> Any:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torchvision.transforms.v2 import functional
 
-from atomsep.experiments.images.colour import Colour, change_colours, draw_colours
+from atomsep.experiments.images.colour import Colour, change_colours, change_image, draw_colours
 from atomsep.experiments.randomness import sample_states
 
 ADJUST = (
@@ -34,6 +34,8 @@ def test_colours_are_torchvision_s() -> None:
         if colour.grey[row]:
             expected = functional.rgb_to_grayscale(expected, num_output_channels=3)
         torch.testing.assert_close(found[row], expected, rtol=0, atol=2e-6)
+        alone = change_image(images[row], Colour(*(each[row : row + 1] for each in colour)))
+        torch.testing.assert_close(alone, expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("kind", range(4))
@@ -53,3 +55,5 @@ def test_no_change_of_colour_leaves_every_bit() -> None:
     order = torch.tensor([[0, 1, 2, 3]]).repeat(4, 1)
     found = change_colours(images.clone(), Colour(order, factors, torch.zeros(4).bool()))
     assert torch.equal(found, images)
+    alone = change_image(images[0], Colour(order[:1], factors[:1], torch.zeros(1).bool()))
+    assert torch.equal(alone, images[0])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,9 +18,9 @@ import torch
 from torch import Tensor
 
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.images.colour import Colour, change_colours, draw_colours
+from atomsep.experiments.images.colour import Colour, change_image, draw_colours
 from atomsep.experiments.loading import DrawKey
-from atomsep.experiments.randomness import sample_states, uniform
+from atomsep.experiments.randomness import sample_states, uniforms
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -119,13 +120,13 @@ class Augmentation:
         """
         states = sample_states(indices, *key)
         heights, widths = np.asarray(heights), np.asarray(widths)
-        flip = uniform(states, 0) < 0.5
+        draws = uniforms(states, 0, 3)
+        flip = draws[:, 0] < 0.5
         if self.name == "none":
             box, flip = _whole(heights, widths), np.zeros_like(flip)
         elif self.name == "pad-crop-flip":
             box, most = _whole(heights, widths), self.size // 8
-            for side in (0, 1):
-                box[:, side] = np.floor(uniform(states, 1 + side) * (2 * most + 1)) - most
+            box[:, :2] = np.floor(draws[:, 1:] * (2 * most + 1)) - most
         else:
             box = _resized_crops(states, heights, widths, self.crop_scale)
         colour = draw_colours(states) if self.name == "crop-flip-colour" else None
@@ -148,14 +149,20 @@ class Augmentation:
             image = functional.horizontal_flip(image)
         pixels = functional.pil_to_tensor(image).float().mul_(1 / 255)
         if draws.colour is not None:
-            pixels = change_colours(pixels[None], draws.colour)[0]
+            pixels = change_image(pixels, draws.colour)
         return normalised(pixels)
 
 
 def normalised(images: Tensor) -> Tensor:
-    """Images `(..., 3, H, W)` in [0, 1] by ImageNet's mean and deviation, in place."""
-    mean, deviation = images.new_tensor((MEAN, DEVIATION)).view(2, 3, 1, 1)
-    return images.sub_(mean).div_(deviation)
+    """Images `(..., 3, H, W)` in [0, 1] by ImageNet's mean and deviation."""
+    mean, deviation = _norm(images.device)
+    return (images - mean).div_(deviation)
+
+
+@cache
+def _norm(device: torch.device) -> Tensor:
+    """Mean and deviation on a device, where they are sent only once."""
+    return torch.tensor((MEAN, DEVIATION), device=device).view(2, 3, 1, 1)
 
 
 def _whole(heights: Any, widths: Any) -> Any:
@@ -174,14 +181,13 @@ def _resized_crops(states: Any, heights: Any, widths: Any, smallest: float) -> A
     box[:, 0], box[:, 1] = (heights - box[:, 2]) // 2, (widths - box[:, 3]) // 2
     left = np.arange(len(states))
     for number in range(TRIES):
-        own, first = states[left], 10 + 4 * number
-        area = heights[left] * widths[left] * (smallest + (1 - smallest) * uniform(own, first))
-        ratio = np.exp(low + (high - low) * uniform(own, first + 1))
+        draws = uniforms(states[left], 4 + 4 * number, 4)
+        area = heights[left] * widths[left] * (smallest + (1 - smallest) * draws[:, 0])
+        ratio = np.exp(low + (high - low) * draws[:, 1])
         sides = np.rint(np.sqrt(np.stack((area / ratio, area * ratio), 1))).astype(np.int64)
         spare = np.stack((heights[left], widths[left]), 1) - sides
         fits = ((sides > 0) & (spare >= 0)).all(1)
-        place = np.stack((uniform(own, first + 2), uniform(own, first + 3)), 1)
-        found = np.concatenate((np.floor(place * (spare + 1)), sides), 1)
+        found = np.concatenate((np.floor(draws[:, 2:] * (spare + 1)), sides), 1)
         box[left[fits]] = found[fits]
         left = left[~fits]
         if not len(left):

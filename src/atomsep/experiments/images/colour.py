@@ -8,13 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atomsep.experiments.randomness import uniform
+from atomsep.experiments.randomness import uniforms
 
 JITTER, HUE, JITTERED, GREY = 0.4, 0.1, 0.8, 0.2
 """Strength of brightness, contrast and saturation; of hue; shares of images changed, and grey."""
 
 BRIGHTNESS, CONTRAST, SATURATION, SHIFT = range(4)
 """Changes of colour, as `Colour.order` numbers them."""
+
+NEUTRAL = (1.0, 1.0, 1.0, 0.0)
+"""Factors that change nothing."""
+
+FIRST = 100
+"""Number of the first draw for colours; crops take those before."""
 
 LUMA = (0.2989, 0.587, 0.114)
 """Shares of red, green and blue in the grey of torchvision."""
@@ -41,12 +47,11 @@ def draw_colours(states: Any) -> Colour:
     Args:
         states: states of the samples' random numbers; see `sample_states`.
     """
-    order = np.stack([uniform(states, 60 + number) for number in range(4)], 1).argsort(1)
-    spread = np.array([JITTER, JITTER, JITTER, HUE])
-    draws = np.stack([uniform(states, 70 + number) for number in range(4)], 1)
-    factors = np.array([1, 1, 1, 0]) + spread * (2 * draws - 1)
-    factors[uniform(states, 80) >= JITTERED] = (1, 1, 1, 0)
-    grey = torch.from_numpy(uniform(states, 81) < GREY)
+    draws = uniforms(states, FIRST, 10)
+    order = draws[:, :4].argsort(1)
+    factors = NEUTRAL + np.array([JITTER, JITTER, JITTER, HUE]) * (2 * draws[:, 4:8] - 1)
+    factors[draws[:, 8] >= JITTERED] = NEUTRAL
+    grey = torch.from_numpy(draws[:, 9] < GREY)
     return Colour(torch.from_numpy(order), torch.from_numpy(factors).float(), grey)
 
 
@@ -68,6 +73,22 @@ def change_colours(images: Tensor, colour: Colour) -> Tensor:
     for step in (1, 2, 3):
         images = _blend(images, colour, step, step > hue_at)
     return torch.where(colour.grey.view(-1, 1, 1, 1), _grey(images), images)
+
+
+def change_image(image: Tensor, colour: Colour) -> Tensor:
+    """The same as `change_colours` for one image `(3, H, W)`, step by step: faster on a CPU."""
+    image = image[None]
+    order, factors, grey = (each[0].tolist() for each in colour)
+    for kind in order:
+        factor = factors[kind]
+        if kind == SHIFT and factor != 0:
+            image = _shift_hue(image, image.new_full((1, 1, 1), factor))
+        elif kind == BRIGHTNESS:
+            image = (image * factor).clamp_(0, 1)
+        elif kind != SHIFT and factor != 1:
+            other = _grey(image).mean() if kind == CONTRAST else _grey(image)
+            image = (image * factor).add_(other, alpha=1 - factor).clamp_(0, 1)
+    return (_grey(image).expand_as(image) if grey else image)[0]
 
 
 def _grey(images: Tensor) -> Tensor:
@@ -101,6 +122,6 @@ def _shift_hue(images: Tensor, shift: Tensor) -> Tensor:
         torch.where(high == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
     )
     hue = (hue + 6 * shift)[:, None]
-    turn = torch.tensor((5.0, 3.0, 1.0), device=images.device).view(1, 3, 1, 1)
+    turn = 5 - 2 * torch.arange(3, device=images.device).view(1, 3, 1, 1)  # 5, 3, 1
     share = (hue + turn).remainder(6)
     return high[:, None] - chroma[:, None] * torch.minimum(share, 4 - share).clamp(0, 1)

@@ -45,21 +45,13 @@ def are_files(samples: Samples) -> bool:
     return samples.read is decode
 
 
-def expected_size(samples: Samples, recipe: Augmentation) -> int:
-    """Bytes of the decoded images, which are known only for images of one size, or a bound.
-
-    The bound is that of photographs in the format 3 : 2.
-    """
-    side = recipe.size if recipe.is_central else recipe.bound
-    return len(samples) * 3 * side * (side if recipe.is_central else side * 3 // 2)
-
-
 def decode_once(
     samples: Samples,
     recipe: Augmentation,
     folder: Path,
     *,
     skip_unreadable: bool = False,
+    disk: float = 1.0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Decoded:
     """Decode image files and prepare them for a recipe, or map what an earlier run decoded.
@@ -69,6 +61,7 @@ def decode_once(
         recipe: says how images are prepared.
         folder: where to keep them.
         skip_unreadable: leave out images that cannot be read, instead of stopping.
+        disk: share of the free disk space that they may take.
         progress: called with the number of images that are done, and of all.
 
     Raises:
@@ -79,7 +72,7 @@ def decode_once(
     import PIL
 
     central = recipe.is_central
-    key = {
+    key: dict[str, Any] = {
         "what": "central images" if central else "images",
         "size": recipe.size if central else recipe.bound,
         "pillow": PIL.__version__,
@@ -88,9 +81,10 @@ def decode_once(
     def make(part: Path) -> None:
         _write(part, samples, recipe, skip_unreadable, progress)
 
-    found = cached_arrays(
-        folder, "images", key, samples.names, make, expected=expected_size(samples, recipe)
-    )
+    side = key["size"]
+    # Images of different sizes take less than photographs in the format 3 : 2 would.
+    expected = len(samples) * 3 * side * (side if central else side * 3 // 2)
+    found = cached_arrays(folder, "images", key, samples.names, make, expected=expected, share=disk)
     notes = json.loads(bytes(found["unreadable"].numpy()))
     unreadable = {int(index): name for index, name in notes.items()}
     if unreadable and not skip_unreadable:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
-from pathlib import Path
 
 from atomsep.experiments.cache import NoRoomError
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.images.augmentation import Augmentation
-from atomsep.experiments.images.decoded import are_files, decode_once, expected_size
+from atomsep.experiments.images.decoded import are_files, decode_once
 from atomsep.experiments.images.experiments import ImageSettings
 from atomsep.experiments.images.resident import ResidentFeed
 from atomsep.experiments.loading import LoaderFeed
@@ -40,12 +38,13 @@ def make_feeds(context: Context, train: Samples, held_out: Samples, views: int) 
     )
     centre = Augmentation("none", settings.image)
     skip, device = settings.unreadable == "skip", context.fabric.device
-    if _is_kept(context, [(train, recipe), (held_out, centre)]):
+    if _is_kept(context, train, held_out):
         try:
             keep = partial(
                 decode_once,
                 folder=context.data / "cache",
                 skip_unreadable=skip,
+                disk=DISK if context.data_on == "auto" else 1.0,
                 progress=context.listener.decoded,
             )
             resident = partial(
@@ -76,24 +75,16 @@ def make_feeds(context: Context, train: Samples, held_out: Samples, views: int) 
     return load(train, recipe, views=views), load(held_out, centre, shuffle=False)
 
 
-def _is_kept(context: Context, sets: list[tuple[Samples, Augmentation]]) -> bool:
-    """Whether the images are decoded once and kept."""
-    files = all(are_files(samples) for samples, _ in sets)
+def _is_kept(context: Context, *sets: Samples) -> bool:
+    """Whether the images are decoded once and kept, if there is room."""
+    files = all(map(are_files, sets))
     if context.data_on == "auto":
         # On a CPU the model takes a hundred times as long as Pillow, and Pillow resizes faster
         # than products of matrices do: decoded images would cost disk space and gain nothing.
-        if context.fabric.device.type == "cpu" or not files:
-            return False
-        return sum(expected_size(*each) for each in sets) <= DISK * _free_disk(context.data)
+        return files and context.fabric.device.type != "cpu"
     if context.data_on != "loader" and not files:
         raise ExperimentError(
             f"--data-on {context.data_on} needs image files, and these samples come from a "
             f"function or are embedded; use --data-on loader"
         )
     return context.data_on != "loader"
-
-
-def _free_disk(folder: Path) -> int:
-    while not folder.exists():
-        folder = folder.absolute().parent
-    return shutil.disk_usage(folder).free

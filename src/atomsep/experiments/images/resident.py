@@ -29,7 +29,7 @@ from atomsep.experiments.machine import place_for
 AHEAD = 2
 """Batches that are cut out in advance where the images stay in the host's memory."""
 
-MOST = 2**24
+MOST = 2**23
 """Bytes of windows that are cut out and resized at once: their indices take eight times that."""
 
 
