@@ -85,7 +85,8 @@ def epoch_batches(
 
 def batches_in_order(count: int, batch: int, shard: Shard = ALONE) -> list[Tensor]:
     """Indices of every batch of an evaluation, for one process: all samples, in order."""
-    return list(torch.arange(count)[shard.rank :: shard.world].split(batch))
+    own = torch.arange(count)[shard.rank :: shard.world]
+    return list(own.split(batch)) if len(own) else []
 
 
 class Feed(Protocol):

@@ -104,9 +104,9 @@ class Augmentation:
 
         if self.is_central:
             image = functional.resize(image, [round(self.size * 256 / 224)])
-            return functional.center_crop(image, [self.size, self.size])
-        if min(image.size) > self.bound:
-            return functional.resize(image, [self.bound])
+            image = functional.center_crop(image, [self.size, self.size])
+        elif min(image.size) > self.bound:
+            image = functional.resize(image, [self.bound])
         return image
 
     def draw(self, key: DrawKey, indices: Any, heights: Any, widths: Any) -> Draws:
@@ -147,7 +147,7 @@ class Augmentation:
         image = functional.resized_crop(image, *draws.box[0].tolist(), size=[self.size] * 2)
         if draws.flip[0]:
             image = functional.horizontal_flip(image)
-        pixels = functional.pil_to_tensor(image).float().mul_(1 / 255)
+        pixels: Tensor = functional.pil_to_tensor(image).float().mul_(1 / 255)
         if draws.colour is not None:
             pixels = change_image(pixels, draws.colour)
         return normalised(pixels)
@@ -156,7 +156,8 @@ class Augmentation:
 def normalised(images: Tensor) -> Tensor:
     """Images `(..., 3, H, W)` in [0, 1] by ImageNet's mean and deviation."""
     mean, deviation = _norm(images.device)
-    return (images - mean).div_(deviation)
+    result: Tensor = images - mean
+    return result.div_(deviation)
 
 
 @cache

@@ -81,19 +81,21 @@ def change_image(image: Tensor, colour: Colour) -> Tensor:
     order, factors, grey = (each[0].tolist() for each in colour)
     for kind in order:
         factor = factors[kind]
-        if kind == SHIFT and factor != 0:
+        if factor == NEUTRAL[kind]:
+            continue
+        if kind == SHIFT:
             image = _shift_hue(image, image.new_full((1, 1, 1), factor))
         elif kind == BRIGHTNESS:
             image = (image * factor).clamp_(0, 1)
-        elif kind != SHIFT and factor != 1:
+        else:
             other = _grey(image).mean() if kind == CONTRAST else _grey(image)
             image = (image * factor).add_(other, alpha=1 - factor).clamp_(0, 1)
-    return (_grey(image).expand_as(image) if grey else image)[0]
+    changed: Tensor = _grey(image).expand_as(image) if grey else image
+    return changed[0]
 
 
 def _grey(images: Tensor) -> Tensor:
-    red, green, blue = images.split(1, 1)
-    return red * LUMA[0] + green * LUMA[1] + blue * LUMA[2]
+    return images[:, :1] * LUMA[0] + images[:, 1:2] * LUMA[1] + images[:, 2:] * LUMA[2]
 
 
 def _blend(images: Tensor, colour: Colour, step: int, applies: Tensor) -> Tensor:

@@ -102,12 +102,14 @@ class ResidentFeed:
             kept.append(part[self.decoded.images[part, 1] > 0])
             if not len(kept[-1]):
                 raise UnreadableSampleError.of_batch(names[-1])
+        if not kept:  # a run that continues at the end of an epoch
+            return
         order = torch.cat(kept)
         ends = torch.tensor([0, *map(len, kept)]).cumsum(0).tolist()
         rows = [slice(*each) for each in pairwise(ends)]
         views = [_View(self, view, epoch, order) for view in self.views]
         labels = self.decoded.labels[order].to(self.device)
-        cuts = ([view.cut(each) for view in views] for each in rows)
+        cuts: Iterator[list[list[Tensor]]] = ([v.cut(each) for v in views] for each in rows)
         if self.device.type == "cuda" and not self.on_device:
             cuts = _ahead(cuts)
         for own, cut, unreadable in zip(rows, cuts, names, strict=True):
