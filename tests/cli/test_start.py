@@ -31,6 +31,8 @@ CALLS = {
     "train synthetic --seed -1": 2,
     "train synthetic --seed 99999999999999999999": 1,
     "train synthetic --device gpu0": 1,
+    "train flowers --data-on gpu": 1,
+    "sweep flowers --data-on gpu": 1,
     "train own-gan --set channels=2": 1,
     "sweep synthetic --methods plain,atm": 1,
     "sweep synthetic --seeds few": 1,

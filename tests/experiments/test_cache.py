@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -173,8 +174,11 @@ def test_no_folder_at_all_is_refused(tmp_path: Path, make: Maker, user_cache: Pa
 def test_a_set_larger_than_the_disk_is_refused_before_it_is_made(
     tmp_path: Path, make: Maker
 ) -> None:
-    with pytest.raises(NoRoomError, match="does not fit into"):
+    with pytest.raises(NoRoomError, match="of free space for decoded data"):
         cached_arrays(tmp_path / "cache", "set", {}, [], make, expected=10**18)
+    free = shutil.disk_usage(tmp_path).free
+    with pytest.raises(NoRoomError, match="of free space for decoded data"):
+        cached_arrays(tmp_path / "cache", "set", {}, [], make, expected=free // 2, share=0.1)
     assert not (tmp_path / "calls").exists()
 
 

@@ -13,12 +13,14 @@ from torch import Tensor
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.loading import (
     Batch,
+    DrawKey,
     LoaderFeed,
     Shard,
     TensorFeed,
     UnreadableSampleError,
     epoch_batches,
 )
+from atomsep.experiments.randomness import generator
 from atomsep.experiments.samples import Samples
 
 
@@ -35,8 +37,8 @@ def numbers(count: int, broken: Sequence[int] = (), label: int | None = None) ->
     return Samples(list(range(count)), labels, ("even", "odd"), names, partial(read, broken))
 
 
-def noisy(value: float) -> Tensor:
-    return torch.tensor(value) + torch.rand(())
+def noisy(value: float, key: DrawKey) -> Tensor:
+    return torch.tensor(value) + torch.rand((), generator=generator(*key))
 
 
 def feed(samples: Samples, **options: Any) -> LoaderFeed:
@@ -66,7 +68,7 @@ def test_processes_share_every_batch() -> None:
     assert [len(part) for part in parts[0]] == [2, 2], "two samples are too few for two processes"
 
 
-@pytest.mark.parametrize("start", [0, 1, 2])
+@pytest.mark.parametrize("start", [0, 1, 2, 3])
 def test_batches_can_start_anywhere_in_an_epoch(start: int) -> None:
     values = torch.arange(12.0)
     tensors = TensorFeed(values, values.long() % 2, batch=4, seed=0, second=_noise)
@@ -118,6 +120,12 @@ def test_loading_leaves_the_global_generator_alone() -> None:
 def test_evaluation_sees_every_sample_once_and_in_order() -> None:
     values = torch.cat([b.inputs for b in feed(numbers(9), shuffle=False).batches()])
     assert values.floor().tolist() == list(range(9))
+
+
+def test_a_process_without_samples_evaluates_nothing() -> None:
+    alone = feed(numbers(2), shuffle=False, shard=Shard(2, 3))
+    assert alone.steps == 0
+    assert list(alone.batches()) == []
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -76,6 +76,13 @@ Workers = Annotated[
         min=0, max=MOST, help="Processes that load data; by default 4, or 0 in the tiny form."
     ),
 ]
+DataOn = Annotated[
+    str,
+    typer.Option(
+        help="Where decoded images are kept: device; host, to send them batch by batch; loader, to "
+        "decode them in every epoch; auto, by the room there is."
+    ),
+]
 CheckpointSeconds = Annotated[
     float, typer.Option(min=0, help="Time between checkpoints: the most that a crash can lose.")
 ]

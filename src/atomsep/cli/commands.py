@@ -83,6 +83,7 @@ def train(
     device: arguments.Device = "auto",
     devices: arguments.Devices = 1,
     workers: arguments.Workers = None,
+    data_on: arguments.DataOn = "auto",
     checkpoint_seconds: arguments.CheckpointSeconds = 30.0,
 ) -> None:
     """Train one model with one method and one seed.
@@ -105,7 +106,7 @@ def train(
     key = run_key(chosen, method, seed, set_ or (), tiny=tiny, validation=validation)
     folder = key.folder(out)
     workers = chosen_workers(workers, tiny)
-    machine = Machine(device, devices, workers, data, download, checkpoint_seconds)
+    machine = Machine(device, devices, workers, data, download, checkpoint_seconds, data_on=data_on)
     result = Run(folder).read_result()
     if result is not None:
         console.say(f"This run is finished. To train it again, remove {folder}")
@@ -162,6 +163,7 @@ def sweep(
     download: arguments.Download = False,
     device: arguments.Device = "auto",
     workers: arguments.Workers = None,
+    data_on: arguments.DataOn = "auto",
     checkpoint_seconds: arguments.CheckpointSeconds = 30.0,
 ) -> None:
     """Train several methods over several seeds, in parallel processes.
@@ -183,7 +185,7 @@ def sweep(
     chosen = find_experiment(experiment)
     names, numbers = chosen_methods(methods, chosen.methods), chosen_seeds(seeds)
     workers = chosen_workers(workers, tiny)
-    machine = Machine(device, 1, workers, data, download, checkpoint_seconds)
+    machine = Machine(device, 1, workers, data, download, checkpoint_seconds, data_on=data_on)
     assignments = list(set_ or ())
     changes = dict.fromkeys(names, assignments)
     lost: list[str] = []

@@ -88,6 +88,11 @@ class TrainingDisplay(_Display, Listener):
         super().__init__(console, BarColumn(20), share, TimeRemainingColumn(), "left", losses, rate)
         self.bar = self.add_task("", total=None, losses="starting", rate="")
 
+    def decoded(self, done: int, total: int) -> None:
+        """Move the bar while images are decoded."""
+        self.update(self.bar, total=total, completed=done, losses="decoding images")
+        self.say_now_and_then(f"{done} of {total} images are decoded")
+
     def started(self, key: RunKey, done: int, total: int) -> None:
         """Draw the bar."""
         sentence = f"Training {key.experiment} with {key.method}, seed {key.seed}"

@@ -42,6 +42,7 @@ def cached_arrays(
     make: Callable[[Path], None],
     *,
     expected: int = 0,
+    share: float = 1.0,
 ) -> dict[str, Tensor]:
     """Arrays made from source files, or mapped from an earlier call of any process.
 
@@ -57,13 +58,14 @@ def cached_arrays(
         make: writes `.npy` files into the folder it is given; see `growing` for arrays larger than
             memory.
         expected: bytes that the arrays will take, if known.
+        share: share of the free disk space that they may take.
 
     Returns:
         Arrays by the names of their files. Writing to them changes neither the files nor what
         other processes see.
 
     Raises:
-        NoRoomError: the disk is full, or no folder can be written.
+        NoRoomError: the disk has too little space, or no folder can be written.
         ExperimentError: the arrays on disk are damaged.
     """
     place = folder / f"{name}-{_digest(key, sources)}"
@@ -72,11 +74,11 @@ def cached_arrays(
         if each.is_dir():
             return _mapped(each)
     try:
-        _make_once(place, key, make, expected)
+        _make_once(place, key, make, expected / share)
     except _ReadOnlyError:
         place = spare
         try:
-            _make_once(place, key, make, expected)
+            _make_once(place, key, make, expected / share)
         except _ReadOnlyError as error:
             raise NoRoomError(
                 f"neither {folder} nor {place.parent} can be written ({error}), so that decoded "
@@ -143,7 +145,7 @@ def _digest(key: Mapping[str, Any], sources: Iterable[Path | str]) -> str:
 
 
 def _make_once(
-    place: Path, key: Mapping[str, Any], make: Callable[[Path], None], expected: int
+    place: Path, key: Mapping[str, Any], make: Callable[[Path], None], needed: float
 ) -> None:
     """Make the arrays, unless another process did while this one waited."""
     part, lock = (place.with_name(f".{place.name}.{end}") for end in ("part", "lock"))
@@ -155,10 +157,10 @@ def _make_once(
             return
         shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
         free = shutil.disk_usage(place.parent).free
-        if expected > free:
+        if needed > free:
             raise NoRoomError(
-                f"decoded data of {expected / 1e9:.1f} GB does not fit into {place.parent}, which "
-                f"has {free / 1e9:.1f} GB left; free some space"
+                f"{place.parent} needs {needed / 1e9:.1f} GB of free space for decoded data, and "
+                f"has {free / 1e9:.1f} GB; free some space"
             )
         with _writable():
             part.mkdir()

@@ -128,10 +128,11 @@ class Classification(Task):
     def evaluate(self) -> dict[str, float]:
         """All metrics on the held-out samples."""
         metrics = {name: metric.to(self.fabric.device) for name, metric in self.metrics().items()}
-        for batch in self._evaluated_batches():
-            logits = self._predict(batch.inputs)
+        parts = [(self._predict(batch.inputs), batch.labels) for batch in self._evaluated_batches()]
+        if parts:  # a process may have no samples
+            logits, labels = (torch.cat(each) for each in zip(*parts, strict=True))
             for metric in metrics.values():
-                metric.update(logits, batch.labels)
+                metric.update(logits, labels)
         return {name: round(float(metric.compute()), 7) for name, metric in metrics.items()}
 
     @torch.no_grad()

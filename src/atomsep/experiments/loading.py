@@ -7,7 +7,7 @@ therefore start anywhere in an epoch, and are the same whichever process loads t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -17,10 +17,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.randomness import generator, seeded
+from atomsep.experiments.randomness import generator
 from atomsep.experiments.samples import Samples
 
 SampleKey = tuple[int, int]
+
+DrawKey = tuple[Any, ...]
+"""What random numbers depend on: seed, purpose, epoch, index; the arguments of `generator`."""
+
+VIEWS = ("augmentation", "second view")
+"""Purposes of the random numbers of a sample's views."""
 
 
 class Batch(NamedTuple):
@@ -75,6 +81,12 @@ def epoch_batches(
     order = torch.randperm(count, generator=generator(seed, "order", epoch))
     whole = [part for part in order.split(batch) if len(part) >= 2 * shard.world]
     return [part[shard.rank :: shard.world] for part in whole]
+
+
+def batches_in_order(count: int, batch: int, shard: Shard = ALONE) -> list[Tensor]:
+    """Indices of every batch of an evaluation, for one process: all samples, in order."""
+    own = torch.arange(count)[shard.rank :: shard.world]
+    return list(own.split(batch)) if len(own) else []
 
 
 class Feed(Protocol):
@@ -134,6 +146,51 @@ class _Keys:
 class UnreadableSampleError(ExperimentError):
     """A sample of a data set cannot be loaded."""
 
+    @classmethod
+    def of(cls, name: str) -> UnreadableSampleError:
+        """The error for one sample, with what to do about it."""
+        return cls(
+            f"{name} cannot be read; repair or remove it, or leave out such samples with --set "
+            f"unreadable=skip"
+        )
+
+    @classmethod
+    def of_batch(cls, names: Sequence[str]) -> UnreadableSampleError:
+        """The error for a batch of which nothing is left."""
+        return cls(f"none of the samples of a batch can be read, among them {names[0]}")
+
+
+class Unreadable(str):
+    """Name of a sample that cannot be read, with the reason."""
+
+
+def read_sample(samples: Samples, index: int) -> Any:
+    """A sample, or an `Unreadable` in its place."""
+    try:
+        return samples.load(index)[0]
+    except Exception as error:
+        # The last one is Pillow's; its class cannot be named without importing it.
+        kinds = (OSError, SyntaxError, ValueError)
+        if not (isinstance(error, kinds) or type(error).__name__ == "DecompressionBombError"):
+            raise
+        name = samples.names[index]
+        reason = str(error).replace(f" {name!r}", "")  # Pillow repeats the name
+        return Unreadable(f"{name} ({reason})")
+
+
+def check_labels(labels: Tensor, classes: int) -> None:
+    """Refuse labels that are not numbers of classes.
+
+    Raises:
+        ExperimentError: there is one.
+    """
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise ExperimentError(
+            f"a sample has label {low if low < 0 else high}, but there are {classes} classes, "
+            f"numbered from 0"
+        )
+
 
 class _Augmented(Dataset[Any]):
     """Samples by key, augmented once or twice; in place of an unreadable sample, its name.
@@ -142,33 +199,26 @@ class _Augmented(Dataset[Any]):
     """
 
     def __init__(
-        self, samples: Samples, augment: Callable[[Any], Any] | None, views: int, seed: int
+        self, samples: Samples, augment: Callable[[Any, DrawKey], Any] | None, views: int, seed: int
     ) -> None:
         self.samples, self.augment, self.views, self.seed = samples, augment, views, seed
 
     def __getitem__(self, key: SampleKey) -> Any:
-        epoch, index = key
-        try:
-            stored, label = self.samples.load(index)
-        except Exception as error:
-            # The last one is Pillow's; its class cannot be named without importing it.
-            kinds = (OSError, SyntaxError, ValueError)
-            if not (isinstance(error, kinds) or type(error).__name__ == "DecompressionBombError"):
-                raise
-            name = self.samples.names[index]
-            reason = str(error).replace(f" {name!r}", "")  # Pillow repeats the name
-            return f"{name} ({reason})"
-        views = []
-        for purpose in ("augmentation", "second view")[: self.views]:
-            with seeded(self.seed, purpose, epoch, index):
-                views.append(stored if self.augment is None else self.augment(stored))
-        return (*views, label)
+        index = key[1]
+        stored = read_sample(self.samples, index)
+        if isinstance(stored, Unreadable):
+            return stored
+        views = [
+            stored if self.augment is None else self.augment(stored, (self.seed, view, *key))
+            for view in VIEWS[: self.views]
+        ]
+        return (*views, self.samples.labels[index])
 
 
 def _collate(collate: Callable[[list[Any]], Any], items: list[Any]) -> Batch:
     """Make a batch of the samples that could be loaded."""
-    unreadable = tuple(item for item in items if isinstance(item, str))
-    items = [item for item in items if not isinstance(item, str)]
+    unreadable = tuple(item for item in items if isinstance(item, Unreadable))
+    items = [item for item in items if not isinstance(item, Unreadable)]
     if not items:
         return Batch(None, torch.empty(0, dtype=torch.long), None, unreadable)
     *views, labels = zip(*items, strict=True)
@@ -182,7 +232,7 @@ class LoaderFeed:
 
     Args:
         samples: the data set.
-        augment: from a stored sample to the model's input; may draw from the global generator.
+        augment: from a stored sample, and the key of its random numbers, to the model's input;
             None if they are the same.
         collate: from a list of inputs to a batch of them.
         views: 2 to augment every sample twice.
@@ -193,7 +243,7 @@ class LoaderFeed:
     def __init__(
         self,
         samples: Samples,
-        augment: Callable[[Any], Any] | None = None,
+        augment: Callable[[Any, DrawKey], Any] | None = None,
         *,
         batch: int,
         seed: int,
@@ -205,12 +255,11 @@ class LoaderFeed:
         shuffle: bool = True,
         pin_memory: bool = False,
     ) -> None:
-        count = len(samples)
 
         def parts(epoch: int) -> list[Tensor]:
             if shuffle:
-                return epoch_batches(count, batch, seed, epoch, shard)
-            return list(torch.arange(count)[shard.rank :: shard.world].split(batch))
+                return epoch_batches(len(samples), batch, seed, epoch, shard)
+            return batches_in_order(len(samples), batch, shard)
 
         self.steps = len(parts(0))
         self.classes, self.skip = len(samples.classes), skip_unreadable
@@ -239,17 +288,7 @@ class LoaderFeed:
 
     def _check(self, batch: Batch) -> None:
         if batch.unreadable and not self.skip:
-            raise UnreadableSampleError(
-                f"{batch.unreadable[0]} cannot be read; repair or remove it, or leave out such "
-                f"samples with --set unreadable=skip"
-            )
+            raise UnreadableSampleError.of(batch.unreadable[0])
         if len(batch.labels) == 0:
-            raise UnreadableSampleError(
-                f"none of the samples of a batch can be read, among them {batch.unreadable[0]}"
-            )
-        low, high = int(batch.labels.min()), int(batch.labels.max())
-        if low < 0 or high >= self.classes:
-            raise ExperimentError(
-                f"a sample has label {low if low < 0 else high}, but there are {self.classes} "
-                f"classes, numbered from 0"
-            )
+            raise UnreadableSampleError.of_batch(batch.unreadable)
+        check_labels(batch.labels, self.classes)

@@ -9,17 +9,30 @@ from typing import TYPE_CHECKING
 from atomsep.experiments.errors import ExperimentError
 
 if TYPE_CHECKING:
+    import torch
     from lightning.fabric import Fabric
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
+PLACES = ("auto", "device", "host", "loader")
+
+SHARE = 0.1
+"""Share of the device's free memory that a data set may take unasked.
+
+Several processes may share the device, and each needs room for its model: after a dozen of them,
+each with its tenth of what the others left, a quarter of the memory is still free.
+"""
 
 
 @dataclass(frozen=True)
 class Machine:
     """Where and how to run. The result does not depend on it, except for rounding.
 
+    Attributes:
+        data_on: where images are kept during training; see `place_for`. "loader": they are decoded
+            again in every epoch.
+
     Raises:
-        ExperimentError: there is no such kind of device.
+        ExperimentError: there is no such kind of device, or no such place.
     """
 
     device: str = "auto"
@@ -29,10 +42,15 @@ class Machine:
     download: bool = False
     checkpoint_seconds: float = 30.0
     tensorboard: bool = True
+    data_on: str = "auto"
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise ExperimentError(f"--device must be auto, cpu, cuda or mps, not {self.device!r}")
+        if self.data_on not in PLACES:
+            raise ExperimentError(
+                f"--data-on must be auto, device, host or loader, not {self.data_on!r}"
+            )
 
 
 def make_fabric(machine: Machine, precision: str) -> Fabric:
@@ -60,3 +78,37 @@ def make_fabric(machine: Machine, precision: str) -> Fabric:
     if machine.devices > 1:
         fabric.launch()
     return fabric
+
+
+def place_for(size: int, wanted: str, device: torch.device) -> str:
+    """Where a data set of `size` bytes is kept: "device", or "host" to send it batch by batch.
+
+    Args:
+        size: bytes of the data set.
+        wanted: "auto", "device" or "host".
+        device: the device of the training.
+
+    Raises:
+        ExperimentError: `wanted` is "device", and the data set does not fit.
+    """
+    if wanted == "host" or device.type == "cpu":  # the CPU's memory is both
+        return "host" if wanted == "host" else "device"
+    free = _free_memory(device)
+    if size <= SHARE * free or (wanted == "device" and size < free):
+        return "device"
+    if wanted == "device":
+        raise ExperimentError(
+            f"--data-on device: the data takes {size / 1e9:.1f} GB, and {device} has only "
+            f"{free / 1e9:.1f} GB left; use --data-on host"
+        )
+    return "host"
+
+
+def _free_memory(device: torch.device) -> int:
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    return 0

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 class Listener:
     """Receives the progress of a run. This base class ignores it."""
 
+    def decoded(self, done: int, total: int) -> None:
+        """Images are decoded before training starts, with `done` of `total` done."""
+
     def started(self, key: RunKey, done: int, total: int) -> None:
         """Training starts or continues, with `done` of `total` steps done."""
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import torch
 
 Key = int | str
@@ -73,3 +75,44 @@ def seeded(seed: int, *purpose: Key) -> Iterator[None]:
         yield
     finally:
         torch.random.set_rng_state(state)
+
+
+GAMMA = 0x9E3779B97F4A7C15
+"""Odd constant by which SplitMix64 advances its state."""
+
+
+def sample_states(indices: Any, seed: int, *purpose: Key) -> Any:
+    """One state of 64 bits per sample, for `uniforms`.
+
+    It depends on the sample's index, not on the samples it is asked for with: a batch, an epoch
+    and a single sample give the same numbers.
+
+    Args:
+        indices: indices of the samples, `(n,)`.
+        seed: seed of the run.
+        purpose: what the numbers are for, and the epoch.
+    """
+    places = np.asarray(indices).astype(np.uint64)
+    return _mix(np.uint64(derive(seed, *purpose)) + (places + np.uint64(1)) * np.uint64(GAMMA))
+
+
+def uniforms(states: Any, first: int, count: int) -> Any:
+    """Draws number `first` to `first + count - 1` of every sample, `(n, count)`, as float64.
+
+    They are uniform in [0, 1): the outputs of SplitMix64 (Steele, Lea and Flood 2014) from each
+    sample's state.
+
+    Example:
+        >>> states = sample_states(range(3), 0, "augmentation", 5)
+        >>> bool((uniforms(states, 0, 4)[1:, 3:] == uniforms(states[1:], 3, 1)).all())
+        True
+    """
+    numbers = np.arange(first + 1, first + count + 1, dtype=np.uint64)
+    return (_mix(states[:, None] + numbers * np.uint64(GAMMA)) >> np.uint64(11)) * 2.0**-53
+
+
+def _mix(state: Any) -> Any:
+    """SplitMix64's output function: a bijection of 64 bits in which every bit counts."""
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.progress import Listener
 from atomsep.experiments.settings import Settings
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Context:
             samples.
         workers: number of processes that load data.
         folder: folder of the run, for the task's own files.
+        data_on: where images are kept during training; see `Machine`.
+        listener: receives the progress of the preparation.
     """
 
     settings: Any
@@ -47,6 +50,8 @@ class Context:
     validation: bool = False
     workers: int = 0
     folder: Path | None = None
+    data_on: str = "auto"
+    listener: Listener = field(default_factory=Listener)
 
     @property
     def shard(self) -> Shard:

@@ -84,6 +84,8 @@ def train(
                 validation=key.validation,
                 workers=machine.workers,
                 folder=run.folder,
+                data_on=machine.data_on,
+                listener=listener,
             )
         )
         about = {**key.record(), **provenance()}

@@ -337,6 +337,6 @@ def test_a_label_out_of_range_is_refused(tmp_path: Path) -> None:
     from atomsep.experiments.loading import LoaderFeed
 
     samples = image_files([paint(tmp_path / "x.png")] * 4, [0, 1, 2, 1], ["a", "b"])
-    feed = LoaderFeed(samples, lambda image: 0.0, batch=4, seed=0)
+    feed = LoaderFeed(samples, lambda image, key: 0.0, batch=4, seed=0)
     with pytest.raises(ExperimentError, match="has label 2, but there are 2 classes"):
         next(feed.batches())

@@ -13,14 +13,14 @@ from tiny_runs import run, train_and_check
 from torch import Tensor
 
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.images.build import augmentation, central, metrics
+from atomsep.experiments.images.augmentation import Augmentation
+from atomsep.experiments.images.build import metrics
 from atomsep.experiments.images.experiments import (
     FLOWERS,
     IMAGENET,
     IMAGES,
     OWN_IMAGES,
     PETS,
-    ImageSettings,
 )
 from atomsep.experiments.images.models import check_image_model, make_image_model
 from atomsep.experiments.machine import Machine, make_fabric
@@ -91,12 +91,11 @@ def gradient_image() -> Image.Image:
 def test_colour_is_added_to_the_crop_and_the_flip() -> None:
     """Both recipes crop and flip alike; only the second changes colours."""
     red = Image.new("RGB", (64, 64), (200, 40, 40))
-    plain = augmentation(ImageSettings())
-    colour = augmentation(override(ImageSettings(), {"augmentation": "crop-flip-colour"}))
+    plain, colour = Augmentation("crop-flip", 96, 0.35), Augmentation("crop-flip-colour", 96, 0.35)
 
-    def hues(transform: Any) -> list[Tensor]:
-        torch.manual_seed(0)
-        return [transform(red).mean((1, 2)) for _ in range(40)]
+    def hues(transform: Augmentation) -> list[Tensor]:
+        keys = [(0, "augmentation", 0, index) for index in range(40)]
+        return [transform(red, key).mean((1, 2)) for key in keys]
 
     assert all(torch.allclose(each, hues(plain)[0], atol=1e-5) for each in hues(plain))
     grey = [
@@ -109,11 +108,11 @@ def test_colour_is_added_to_the_crop_and_the_flip() -> None:
 
 
 def test_evaluation_takes_the_middle() -> None:
-    transform = central(override(ImageSettings(), {"image": 56}))
+    transform = Augmentation("none", 56)
     image = gradient_image()
-    first = transform(image)
+    first = transform(image, (0, "augmentation", 0, 0))
     assert first.shape == (3, 56, 56)
-    assert torch.equal(first, transform(image))
+    assert torch.equal(first, transform(image, (1, "augmentation", 2, 3)))
     resized = torch.linspace(0, 1, 64)[4:60]  # the short side becomes 64, and 56 of it stay
     rows = first.mean(2)[0] * 0.229 + 0.485
     assert torch.allclose(rows, resized, atol=0.03)

@@ -33,8 +33,10 @@ from atomsep.experiments.gan.fidelity import Fidelity
 from atomsep.experiments.gan.grids import write_importance, write_samples
 from atomsep.experiments.gan.pictures import Pictures, as_bytes, normalise
 from atomsep.experiments.gan.stacked import Modes, Stacks
+from atomsep.experiments.graphs import replayed
 from atomsep.experiments.latent import MethodOnLayer
 from atomsep.experiments.loading import epoch_batches
+from atomsep.experiments.optimisers import make_optimiser
 from atomsep.experiments.randomness import generator as stream
 from atomsep.experiments.task import Context, Task
 
@@ -75,7 +77,10 @@ class Gan(Task):
         self.unreadable.update(training.unreadable)
         self.steps = len(self._epoch(0))
         self.average = Average(generator, settings.ema) if settings.ema else None
-        optimisers = [self._optimiser(model) for model in (generator, discriminator)]
+        optimisers = [
+            make_optimiser(torch.optim.Adam, model.parameters(), context, betas=BETAS)
+            for model in (generator, discriminator)
+        ]
         self.on_layer = MethodOnLayer(context, generator, optimisers[0], settings.width)
         self.inner = generator
         self.generator, self.generator_optimiser = self.fabric.setup(generator, optimisers[0])
@@ -87,17 +92,11 @@ class Gan(Task):
             self.average.weights.to(next(generator.parameters()))
         for model in (generator, discriminator, *([self.average.weights] if self.average else [])):
             model.to(memory_format=self._memory_format())
-
-    def _optimiser(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Adam; on CUDA as one kernel, which may be part of a CUDA graph."""
-        cuda = self.fabric.device.type == "cuda"
-        return torch.optim.Adam(
-            model.parameters(),
-            lr=self.settings.learning_rate,
-            betas=BETAS,
-            fused=True if cuda else None,
-            capturable=cuda,
-        )
+        if settings.compile:
+            generator.compile()
+            if not settings.r1:  # whose gradient of a gradient torch.compile cannot trace
+                discriminator.compile()
+        self.execute = replayed(self.compute, context, self.on_layer)
 
     def _memory_format(self) -> torch.memory_format:
         """Channels last where tensor cores want it: on CUDA, in half precision."""
@@ -117,7 +116,7 @@ class Gan(Task):
 
     def step(self, batch: Tensor, progress: float) -> Mapping[str, Tensor]:
         """A step of the discriminator, then one of the generator with the same fakes."""
-        return self.compute(batch)
+        return self.execute(batch)
 
     def compute(self, batch: Tensor) -> Mapping[str, Tensor]:
         """All work of a step, on the device alone: the host waits for nothing and decides nothing.

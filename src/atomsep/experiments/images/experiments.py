@@ -37,10 +37,16 @@ class ImageSettings(Settings):
     augmentation: str = setting(
         "crop-flip",
         "augmentation of training images",
-        choices=("crop-flip", "crop-flip-colour"),
+        choices=("crop-flip", "crop-flip-colour", "pad-crop-flip", "none"),
     )
     crop_scale: float = setting(
         0.35, "smallest share of an image's area that is cropped", low=0, high=1
+    )
+    stored: int = setting(
+        0,
+        "shorter side, in pixels, to which larger training images are reduced before they are "
+        "cropped; 0: twice the image size",
+        low=0,
     )
     optimiser: str = setting("sgd", "optimiser of the model", choices=("sgd", "adamw"))
     momentum: float = setting(0.9, "momentum of SGD", low=0)
