@@ -250,7 +250,12 @@ class LayerTap:
         }
         values = dict(zip(parts, torch.stack(list(parts.values())).tolist(), strict=True))
         values["neutrons"] = 1 - values["protons"] - values["electrons"]
-        return values if held.strength is None else {**values, **held.strength.shares()}
+        return {**values, **self.gradient_shares()}
+
+    def gradient_shares(self) -> dict[str, float]:
+        """The shares of the last backward pass, where they were watched."""
+        strength = self.forwards.read().strength
+        return {} if strength is None else strength.shares()
 
 
 def _in_backward() -> bool:
