@@ -211,6 +211,11 @@ class AtomLoss(nn.Module):
         super()._load_from_state_dict(state, prefix, *rest)
 
     @property
+    def feature(self) -> int | None:
+        """The feature that is the charge; None where a map computes it."""
+        return self.charge if isinstance(self.charge, int) else None
+
+    @property
     def samples(self) -> bool:
         """Whether pairs or tokens are sampled."""
         return self.pairs == "sampled" or self.tokens is not None

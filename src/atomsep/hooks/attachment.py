@@ -34,6 +34,7 @@ def attach(
     mask: MaskSource = None,
     select: Key = None,
     skip_tokens: int = 0,
+    watch_gradients: bool = False,
 ) -> Attachment:
     """Attach atom modeling to one or several layers of a model.
 
@@ -56,6 +57,8 @@ def attach(
             `(M, L)` or `(M, H, W)`.
         select: index or key of the tensor if the layer returns a tuple or a mapping.
         skip_tokens: number of class tokens in front to leave out.
+        watch_gradients: whether `stats` shows how strong the loss's gradient is against the
+            task's; can be changed at any step. It costs a copy of the gradient.
 
     Returns:
         The attachment, with the loss, importance and statistics of the layer.
@@ -76,6 +79,7 @@ def attach(
     if skip_tokens < 0:
         raise ValueError(f"skip_tokens must be at least 0, not {skip_tokens}")
     attachment = Attachment(model, loss if loss is not None else AtomLoss(), weight)
+    attachment.watch_gradients = watch_gradients
     try:
         for name, layer in find_layers(model, target).items():
             reader = LayerReader(
@@ -112,12 +116,14 @@ class Attachment:
     Attributes:
         criterion (AtomLoss): the loss with its settings and learned maps.
         model (nn.Module): the model it is attached to.
+        watch_gradients (bool): whether the next forwards are watched for `stats`.
     """
 
     def __init__(self, model: nn.Module, criterion: AtomLoss, weight: float) -> None:
         self.model = _unwrapped(model)
         self.criterion = criterion
         self.weight = weight
+        self.watch_gradients = False
         self._switch = Switch()
         self._taps: list[LayerTap] = []
 
@@ -174,6 +180,12 @@ class Attachment:
         mean over pairs of nuclei and radius the mean over samples. protons, electrons and neutrons
         are the shares P/N, G/N and the rest. They are computed when read, which synchronises with
         the GPU. With several layers, a dictionary by name.
+
+        With `watch_gradients`, and once the backward pass has run, gradient_share is the norm of
+        the weighted loss's gradient at the layer's output over that of the gradient that arrives
+        there from the rest of the model. gradient_share_charge and gradient_share_positions are
+        the same in the charge's feature and in all others, unless learned maps read them. Compiled
+        models do not show them.
         """
         numbers: dict[str, Any] = self._each(LayerTap.stats)
         return numbers

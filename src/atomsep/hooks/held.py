@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from atomsep.checks import transforms_active
 from atomsep.core.layout import Layout
 from atomsep.core.statistics import Statistics
+from atomsep.hooks.strength import Strength
 
 
 @dataclass(eq=False)
@@ -31,6 +32,7 @@ class Held:
         passed: the tensor handed on by the last training forward, while somebody may write to it.
         handed_on: a weak reference to it and its version then; None once it needs no look.
         recall: mask and number of draws of the last training forward, for a checkpoint.
+        strength: norms of its gradients, where they are watched.
     """
 
     statistics: Statistics | None = None
@@ -42,6 +44,7 @@ class Held:
     passed: Tensor | None = None
     handed_on: tuple[weakref.ref[Tensor], int] | None = None
     recall: tuple[Tensor | None, int] | None = None
+    strength: Strength | None = None
 
     def move_from(self, other: Held) -> None:
         """Take over what a compiled forward left, in memory of our own.

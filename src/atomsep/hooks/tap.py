@@ -26,6 +26,7 @@ from atomsep.hooks.held import Forwards, Held, transform_depth
 from atomsep.hooks.masks import refuse_replica
 from atomsep.hooks.origin import find_origin
 from atomsep.hooks.reader import LayerReader
+from atomsep.hooks.strength import Strength
 from atomsep.hooks.targets import put_tensor
 from atomsep.hooks.watch import Watch
 
@@ -118,15 +119,22 @@ class LayerTap:
         self._settle(held, at_next_forward=True)
         if not compiling:
             held.recall = None if depth else (mask, criterion.draws)
-        measured = criterion.measure(
-            *(latent, mask, layout),
-            passing=self._passing(),
-            # A graph that depended on the weight would be recompiled whenever it changes.
-            weight=1.0 if compiling else self.attachment.weight,
-            find_origin=partial(find_origin, module, self, args, latent),
-        )
-        passed = measured.passed
-        assert passed is not None
+        # A graph that depended on the weight would be recompiled whenever it changes.
+        weight = 1.0 if compiling else self.attachment.weight
+        held.strength = None
+        if self.attachment.watch_gradients and not compiling and not depth:
+            held.strength = Strength(layout, criterion.feature)
+            source, passed = held.strength.split(latent, copy=self._passing() == "clone")
+            measured = criterion.measure(source, mask, layout, weight=weight)
+        else:
+            measured = criterion.measure(
+                *(latent, mask, layout),
+                passing=self._passing(),
+                weight=weight,
+                find_origin=partial(find_origin, module, self, args, latent),
+            )
+            assert measured.passed is not None
+            passed = measured.passed
         held.statistics, held.depth = measured.statistics, depth
         # What a transform wraps must not outlive it.
         held.charge = None if depth else measured.charge
@@ -242,7 +250,12 @@ class LayerTap:
         }
         values = dict(zip(parts, torch.stack(list(parts.values())).tolist(), strict=True))
         values["neutrons"] = 1 - values["protons"] - values["electrons"]
-        return values
+        return {**values, **self.gradient_shares()}
+
+    def gradient_shares(self) -> dict[str, float]:
+        """The shares of the last backward pass, where they were watched."""
+        strength = self.forwards.read().strength
+        return {} if strength is None else strength.shares()
 
 
 def _in_backward() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -94,6 +95,21 @@ class AtomBinding(Binding):
     def loss(self, labels: Tensor | None = None, again: Callable[[], Any] | None = None) -> Tensor:
         """The attachment's loss, which needs neither labels nor a second view."""
         return self.attachment.loss()
+
+    @property
+    def watch_gradients(self) -> bool:  # type: ignore[override]
+        """Whether the attachment watches gradients."""
+        return self.attachment.watch_gradients
+
+    @watch_gradients.setter
+    def watch_gradients(self, value: bool) -> None:
+        self.attachment.watch_gradients = value
+
+    @property
+    def gradient_shares(self) -> dict[str, float]:
+        """The attachment's shares; with several layers, their means."""
+        each = [tap.gradient_shares() for tap in self.attachment._taps]
+        return {name: fmean(shares[name] for shares in each) for name in each[0]}
 
     @property
     def importance(self) -> Any:

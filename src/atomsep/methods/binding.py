@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from atomsep.core.layout import Layout
 from atomsep.hooks.reader import LayerReader
+from atomsep.hooks.strength import Strength
 from atomsep.hooks.targets import put_tensor
 
 if TYPE_CHECKING:
@@ -21,7 +22,12 @@ class Binding(ABC):
     """A method on a layer of a model; made by [`Method.bind`][atomsep.methods.Method.bind].
 
     Train as before, and add `loss` to the task's loss after each forward pass.
+
+    Attributes:
+        watch_gradients: whether the next forwards are watched for `gradient_shares`.
     """
+
+    watch_gradients: bool = False
 
     @abstractmethod
     def loss(self, labels: Tensor | None = None, again: Callable[[], Any] | None = None) -> Tensor:
@@ -41,6 +47,14 @@ class Binding(ABC):
         """Token importance of the last forward; None for methods that do not measure it."""
         return None
 
+    @property
+    def gradient_shares(self) -> dict[str, float]:
+        """How strong the loss's gradient was in the last backward pass; empty if not watched.
+
+        See `stats` of [`Attachment`][atomsep.Attachment].
+        """
+        return {}
+
     @abstractmethod
     def detach(self) -> None:
         """Take every hook off the model."""
@@ -57,17 +71,29 @@ class LatentBinding(Binding):
     def __init__(self, method: Method, reader: LayerReader, weight: float) -> None:
         self.method, self.reader, self.weight = method, reader, weight
         self.held: tuple[Tensor, Tensor | None] | None = None
+        self.strength: Strength | None = None
         reader.listen(self._hook)
 
     def _hook(self, module: nn.Module, args: Any, output: Any) -> Any:
         key, latent = self.reader.pick(output)
         layout = self.reader.layout(latent)
-        tokens = layout.tokens(latent)
-        if self.reader.model.training and torch.is_grad_enabled():
-            self.held = tokens, self.reader.mask(layout, latent)
+        training = self.reader.model.training and torch.is_grad_enabled()
+        for_loss = rest = latent
+        self.strength = None
+        if training and self.watch_gradients and not torch.compiler.is_compiling():
+            self.strength = Strength(layout, None)
+            for_loss, rest = self.strength.split(latent, copy=False)
+        if training:
+            self.held = layout.tokens(for_loss), self.reader.mask(layout, latent)
+        tokens = layout.tokens(rest)
         passed = self.method.pass_on(tokens)
-        passed = latent.clone() if passed is tokens else _as_output(passed, layout, latent)
+        passed = rest.clone() if passed is tokens else _as_output(passed, layout, latent)
         return put_tensor(output, key, passed)
+
+    @property
+    def gradient_shares(self) -> dict[str, float]:
+        """The share of the whole gradient; of two views, at the first."""
+        return {} if self.strength is None else self.strength.shares()
 
     def loss(self, labels: Tensor | None = None, again: Callable[[], Any] | None = None) -> Tensor:
         """The method's loss on the tokens, times the weight."""
@@ -80,7 +106,9 @@ class LatentBinding(Binding):
         latent, mask = self._take()
         second = None
         if view is not None and again is not None:
+            first = self.strength  # the task's gradient arrives at the first view
             again()
+            self.strength = first
             second, _ = self._take()
         loss: Tensor = self.weight * self.method(latent, labels, mask, second)
         return loss

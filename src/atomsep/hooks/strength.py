@@ -1,0 +1,76 @@
+"""How strongly the loss acts: the norm of its gradient at a layer against that of the task's.
+
+The output is split into two aliases, one for the loss and one for the rest of the model, so that
+autograd brings the two gradients to separate places. Each leaves three norms on its device, and
+nobody waits for them until they are read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from atomsep.core.layout import Layout
+
+NAMES = ("gradient_share", "gradient_share_charge", "gradient_share_positions")
+
+
+class Strength:
+    """Norms of the two gradients at the output of one forward.
+
+    Args:
+        layout: where the output's tokens are.
+        feature: the feature that is the charge; None where a learned map makes it.
+    """
+
+    def __init__(self, layout: Layout, feature: int | None) -> None:
+        self.layout, self.feature = layout, feature
+        self.own: Tensor | None = None
+        self.task: Tensor | None = None
+
+    def split(self, latent: Tensor, copy: bool) -> tuple[Tensor, Tensor]:
+        """The output for the loss, and the one to hand on, which may be overwritten if copied."""
+        for_loss = latent.view_as(latent)
+        for_task = latent.clone() if copy else latent.view_as(latent)
+        if latent.requires_grad:
+            for_loss.register_hook(self._noting("own"))
+            for_task.register_hook(self._noting("task"))
+        return for_loss, for_task
+
+    def _noting(self, name: str) -> Callable[[Tensor], None]:
+        def note(grad: Tensor) -> None:
+            setattr(self, name, self._norms(grad.detach()))
+
+        return note
+
+    @torch.no_grad()
+    def _norms(self, grad: Tensor) -> Tensor:
+        """Of the whole output and, unless a map reads it, of the charge and of the positions."""
+        dtype = torch.float64 if grad.dtype == torch.float64 else torch.float32
+
+        def norm(part: Tensor) -> Tensor:
+            return torch.linalg.vector_norm(part, dtype=dtype)
+
+        tokens = self.layout.tokens(grad)
+        if self.feature is None:
+            return norm(grad).unsqueeze(0)
+        index = self.feature % tokens.shape[-1]
+        # Apart, because the charge's part may be a hundred times larger than the rest.
+        sides = torch.stack([norm(tokens[..., :index]), norm(tokens[..., index + 1 :])])
+        return torch.stack([norm(grad), norm(tokens[..., index]), norm(sides)])
+
+    def shares(self) -> dict[str, float]:
+        """Norms of the loss's gradient over those of the task's; empty before both are there."""
+        if self.own is None or self.task is None:
+            return {}
+        own, task = torch.stack([self.own, self.task]).tolist()
+        return {name: _ratio(*pair) for name, *pair in zip(NAMES, own, task, strict=False)}
+
+
+def _ratio(own: float, task: float) -> float:
+    if task == 0:
+        return math.inf if own > 0 else math.nan
+    return own / task

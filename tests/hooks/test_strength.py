@@ -1,0 +1,224 @@
+"""The shares of the gradient are those that autograd finds on an unattached model."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from by_hand import WEIGHT, as_tokens, bert, bert_batch, plain_loss, resnet
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import atomsep
+from atomsep.experiments.gan.dcgan import Discriminator, Generator
+
+Run = Callable[[nn.Module], Tensor]
+"""Runs a model, and returns the task's loss."""
+
+
+def classify(model: nn.Module) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(6, 3, 32, 32, generator=generator).to(next(model.parameters()))
+    return F.cross_entropy(model(images).double(), torch.arange(6) % 5)
+
+
+def generate(model: nn.Module) -> Tensor:
+    torch.manual_seed(1)
+    like = next(model.parameters())
+    critic, noise = Discriminator(1, 4).to(like), torch.randn(4, 8, 1, 1).to(like)
+    logits = critic(model(noise))
+    return F.binary_cross_entropy_with_logits(logits.double(), torch.ones(4).double())
+
+
+def read(model: nn.Module) -> Tensor:
+    loss: Tensor = model(**bert_batch()).loss.double()
+    return loss
+
+
+def dcgan() -> nn.Module:
+    torch.manual_seed(0)
+    return Generator(1, 4, 8).double()
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], str, Run]] = {
+    "ResNet-18": (resnet, "layer1.1.bn2", classify),
+    "ResNet-18, conv1": (resnet, "conv1", classify),
+    "DCGAN": (dcgan, "main.10", generate),
+    "BERT": (bert, "bert.encoder.layer.0", read),
+}
+
+
+def expected(model: nn.Module, layer: str, run: Run, autocast: bool = False) -> list[float]:
+    """Whole, charge and positions, from two gradients of a model without hooks."""
+    seen: list[Tensor] = []
+
+    def keep(module: nn.Module, args: Any, output: Any) -> Any:
+        seen.append(output[0] if isinstance(output, tuple) else output)
+        copied = seen[0].clone()  # which the model may overwrite
+        return (copied, *output[1:]) if isinstance(output, tuple) else copied
+
+    model = copy.deepcopy(model)
+    model.get_submodule(layer).register_forward_hook(keep)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        task = run(model)
+    [latent] = seen
+    is_map = latent.dim() == 4
+    mask = None if is_map else bert_batch()["attention_mask"].bool()
+    loss = WEIGHT * plain_loss(as_tokens(latent) if is_map else latent, mask)
+    gradients = [torch.autograd.grad(part, latent, retain_graph=True)[0] for part in (loss, task)]
+    own, arriving = (as_tokens(grad) if is_map else grad for grad in gradients)
+    own, arriving = own.double(), arriving.double()
+    parts = [lambda grad: grad, lambda grad: grad[..., 0], lambda grad: grad[..., 1:]]
+    return [float(part(own).norm() / part(arriving).norm()) for part in parts]
+
+
+def shares(stats: dict[str, float]) -> list[float]:
+    return [stats[f"gradient_share{part}"] for part in ("", "_charge", "_positions")]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_shares_are_those_of_autograd(name: str) -> None:
+    make, layer, run = MODELS[name]
+    model = make()
+    right = expected(model, layer, run)
+    assert all(share > 0 for share in right)
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-3)):
+        model = model.to(dtype)
+        with atomsep.attach(model, layer, weight=WEIGHT, watch_gradients=True) as attachment:
+            for _ in range(3):  # the first forward copies, the next ones know who writes
+                (run(model) + attachment.loss()).backward()
+                assert shares(attachment.stats) == pytest.approx(right, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_shares_under_autocast(name: str) -> None:
+    make, layer, run = MODELS[name]
+    model = make().float()
+    right = expected(model, layer, run, autocast=True)
+    with atomsep.attach(model, layer, weight=WEIGHT, watch_gradients=True) as attachment:
+        with torch.autocast("cpu", torch.bfloat16):
+            task = run(model)
+        (task + attachment.loss()).backward()
+        assert shares(attachment.stats) == pytest.approx(right, rel=0.03)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_watching_does_not_change_the_gradient(name: str) -> None:
+    make, layer, run = MODELS[name]
+    found = []
+    for watch in (False, True):
+        model = make()
+        attachment = atomsep.attach(model, layer, weight=WEIGHT, watch_gradients=watch)
+        for _ in range(2):
+            model.zero_grad()
+            (run(model) + attachment.loss()).backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    for plain, watched in zip(*found, strict=True):
+        torch.testing.assert_close(watched, plain, rtol=1e-12, atol=1e-15)
+
+
+def test_a_weight_and_a_loss_scale() -> None:
+    """The share is linear in the weight, and a factor of the whole loss does not matter."""
+    model = resnet()
+    attachment = atomsep.attach(model, "layer1.1.bn2", weight=0.5, watch_gradients=True)
+    (classify(model) + attachment.loss()).backward()
+    once = attachment.stats["gradient_share"]
+    attachment.weight = 1.5
+    (1024 * (classify(model) + attachment.loss())).backward()
+    assert attachment.stats["gradient_share"] == pytest.approx(3 * once)
+
+
+def test_separate_backward_passes_and_several_layers() -> None:
+    model, names = resnet(), ["layer1.1.bn2", "layer2.1.bn2"]
+    of_one = expected(model, "layer2.1.bn2", classify)
+    attachment = atomsep.attach(model, names, weight=WEIGHT, watch_gradients=True)
+    task = classify(model)
+    loss = attachment.loss()
+    task.backward(retain_graph=True)
+    assert all("gradient_share" not in each for each in attachment.stats.values())
+    loss.backward()
+    apart = {name: shares(each) for name, each in attachment.stats.items()}
+    assert apart["layer2.1.bn2"] == pytest.approx([share / 2 for share in of_one])  # of a mean
+
+
+def test_shares_belong_to_the_last_backward_pass() -> None:
+    model = resnet()
+    attachment = atomsep.attach(model, "layer1.1.bn2", watch_gradients=True)
+    task = classify(model)
+    assert "gradient_share" not in attachment.stats
+    (task + attachment.loss()).backward()
+    assert "gradient_share" in attachment.stats
+    classify(model)
+    assert "gradient_share" not in attachment.stats  # of a new forward
+    attachment.watch_gradients = False
+    (classify(model) + attachment.loss()).backward()
+    assert "gradient_share" not in attachment.stats
+
+
+def test_a_task_without_a_gradient() -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.Flatten(), nn.Linear(40, 2))
+    attachment = atomsep.attach(model, "0", watch_gradients=True)
+    (0 * model(torch.randn(4, 5, 3)).sum() + attachment.loss()).backward()
+    assert attachment.stats["gradient_share"] == math.inf
+
+
+@pytest.mark.parametrize("skip", [0, 1])
+def test_class_tokens_count_in_the_whole_share_alone(skip: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Flatten(), nn.Linear(40, 2)).double()
+    values = torch.randn(4, 5, 3, dtype=torch.float64)
+    latent = model[0](values).detach().requires_grad_()
+    own = torch.autograd.grad(WEIGHT * plain_loss(latent[:, skip:]), latent)[0]
+    task = torch.autograd.grad(model[1:](latent).logsumexp(1).sum(), latent)[0]
+    attachment = atomsep.attach(model, "0", weight=WEIGHT, skip_tokens=skip, watch_gradients=True)
+    (model(values).logsumexp(1).sum() + attachment.loss()).backward()
+    right = [own.norm() / task.norm()]
+    right += [own[:, skip:, part].norm() / task[:, skip:, part].norm() for part in (0, slice(1, 8))]
+    assert shares(attachment.stats) == pytest.approx([float(share) for share in right])
+
+
+def test_learned_maps_and_sampled_tokens() -> None:
+    """Their gradient passes other nodes, and is found all the same."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Flatten(), nn.Linear(40, 2)).double()
+    values, charge = torch.randn(4, 5, 3).double(), nn.Linear(8, 1).double()
+    latent = model[0](values).detach().requires_grad_()
+    read_charge = lambda tokens: charge(tokens).squeeze(-1)  # noqa: E731
+    loss = plain_loss(latent, charge=read_charge, position=lambda tokens: tokens)
+    own = torch.autograd.grad(WEIGHT * loss, latent)[0]
+    task = torch.autograd.grad(model[1:](latent).logsumexp(1).sum(), latent)[0]
+    criterion = atomsep.AtomLoss(charge=read_charge, position=lambda tokens: tokens)
+    attachment = atomsep.attach(model, "0", criterion, weight=WEIGHT, watch_gradients=True)
+    (model(values).logsumexp(1).sum() + attachment.loss()).backward()
+    stats = attachment.stats
+    assert stats["gradient_share"] == pytest.approx(float(own.norm() / task.norm()))
+    assert "gradient_share_charge" not in stats
+
+
+def test_checkpointed_blocks() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 8), nn.Linear(40, 2)
+
+        def forward(self, values: Tensor) -> Tensor:
+            latent = checkpoint(lambda x: self.first(x).tanh(), values, use_reentrant=False)
+            return self.last(latent.flatten(1))
+
+    torch.manual_seed(0)
+    model, values = Checkpointed().double(), torch.randn(4, 5, 3).double()
+    latent = model.first(values).detach().requires_grad_()
+    own = torch.autograd.grad(WEIGHT * plain_loss(latent), latent)[0]
+    task_loss = model.last(latent.tanh().flatten(1)).logsumexp(1).sum()
+    task = torch.autograd.grad(task_loss, latent)[0]
+    attachment = atomsep.attach(model, "first", weight=WEIGHT, watch_gradients=True)
+    for _ in range(2):
+        (model(values).logsumexp(1).sum() + attachment.loss()).backward()
+        right = float(own.norm() / task.norm())
+        assert attachment.stats["gradient_share"] == pytest.approx(right)
