@@ -62,6 +62,15 @@ Jobs = Annotated[
         help="Number of runs at a time; auto: as many as cores and memory allow.",
     ),
 ]
+Search = Annotated[
+    bool,
+    typer.Option(
+        "--search",
+        help="First choose the learning rate and weight decay with the plain method, then each "
+        "method's weight, on held-out training samples. What is set is kept.",
+    ),
+]
+SearchSeeds = Annotated[str, typer.Option(help="Seeds of the search; none may be in --seeds.")]
 Mps = Annotated[
     bool,
     typer.Option(

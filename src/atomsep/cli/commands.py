@@ -145,17 +145,8 @@ def sweep(
     ] = "3",
     jobs: arguments.Jobs = 1,
     mps: arguments.Mps = False,
-    search: Annotated[
-        bool,
-        typer.Option(
-            "--search",
-            help="First choose the learning rate and weight decay with the plain method, then "
-            "each method's weight, on held-out training samples. What is set is kept.",
-        ),
-    ] = False,
-    search_seeds: Annotated[
-        str, typer.Option(help="Seeds of the search; none may be in --seeds.")
-    ] = "100-104",
+    search: arguments.Search = False,
+    search_seeds: arguments.SearchSeeds = "100-104",
     set_: arguments.Assignments = None,
     tiny: arguments.Tiny = False,
     out: arguments.Out = Path("runs"),

@@ -52,7 +52,8 @@ class Strength:
         dtype = torch.float64 if grad.dtype == torch.float64 else torch.float32
 
         def norm(part: Tensor) -> Tensor:
-            return torch.linalg.vector_norm(part, dtype=dtype)
+            length: Tensor = torch.linalg.vector_norm(part, dtype=dtype)
+            return length
 
         tokens = self.layout.tokens(grad)
         if self.feature is None:

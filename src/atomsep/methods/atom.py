@@ -97,7 +97,7 @@ class AtomBinding(Binding):
         return self.attachment.loss()
 
     @property
-    def watch_gradients(self) -> bool:  # type: ignore[override]
+    def watch_gradients(self) -> bool:
         """Whether the attachment watches gradients."""
         return self.attachment.watch_gradients
 

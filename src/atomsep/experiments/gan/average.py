@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class Average:
@@ -39,7 +39,6 @@ class Average:
     @torch.no_grad()
     def update(self) -> None:
         """Count a step of the model."""
-        average, model = list(self.weights.parameters()), list(self.model.parameters())
-        torch._foreach_lerp_(average, model, 1 - self.decay)
-        for held, buffer in zip(self.weights.buffers(), self.model.buffers(), strict=True):
-            held.copy_(buffer)
+        average: list[Tensor] = list(self.weights.parameters())
+        torch._foreach_lerp_(average, list[Tensor](self.model.parameters()), 1 - self.decay)
+        torch._foreach_copy_(list(self.weights.buffers()), list(self.model.buffers()))

@@ -80,7 +80,7 @@ class Reporter(Listener):
         self.answer({"done": done, "total": total})
         self.answer({"memory": measure(), "evaluated": self.has_evaluated})
 
-    def evaluated(self, epoch: int, metrics: Mapping[str, float]) -> None:
+    def evaluated(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """Report the memory, of which evaluations may take more than steps."""
         self.has_evaluated = True
         self.answer({"memory": measure(), "evaluated": True})
