@@ -45,6 +45,5 @@ class KoLeo(Method):
         difference = vectors - vectors[nearest]
         apart = (difference != 0).any(1, keepdim=True)
         difference = difference.where(apart, 0)  # cuts the gradient, which would be 1e8
-        distance = torch.linalg.vector_norm(difference + EPS, dim=1)
-        loss: Tensor = -(distance + EPS).log().mean()
-        return loss
+        distance: Tensor = torch.linalg.vector_norm(difference + EPS, dim=1)
+        return -(distance + EPS).log().mean()

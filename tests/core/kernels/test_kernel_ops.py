@@ -49,7 +49,7 @@ def test_operators_keep_their_promises(device: torch.device) -> None:
             arguments = (*given, table, direction, passed, table, scale)
             torch.library.opcheck(gradient, arguments, test_utils=checks)
     for wanted in (True, False):
-        arguments = (tokens(device, 3, 9), count, 0.5, wanted, 2, 1e-2, "mean", 1.0, 1.0)
+        arguments = (tokens(device, 3, 9), count, 0.5, wanted, 2, 1e-2, "mean", 1.0, 1.0, 0.5)
         torch.library.opcheck(ops._loss_op, arguments, test_utils=checks)
 
 
@@ -100,12 +100,16 @@ def test_compiled_in_every_layout(
 
 @pytest.mark.parametrize("compiling", [False, True])
 @pytest.mark.parametrize("passing", [None, "alias", "clone"])
-def test_a_loss_end_to_end(compiling: bool, passing: str | None, device: torch.device) -> None:
+@pytest.mark.parametrize("energy", [1.0, 0.0])
+def test_a_loss_end_to_end(
+    compiling: bool, passing: str | None, energy: float, device: torch.device
+) -> None:
     """Through the module, with a consumer of the latent beside the loss, against plain float64."""
     latent = tokens(device, 4, 9, 6)
     mask = torch.ones(4, 9, dtype=torch.bool, device=device)
     mask[1, 6:] = False
-    module = AtomLoss()
+    module = AtomLoss(energy=energy)
+    torch.compiler.reset()
 
     def run(latent: Tensor) -> Tensor:
         measured = module.measure(latent, mask, Layout(), passing=passing, weight=1.0)
