@@ -35,7 +35,7 @@ Devices = Annotated[
 ]
 
 
-def read_jobs(text: str) -> int | None:
+def read_jobs(value: str | int) -> int | None:
     """Number of runs at a time; None for "auto".
 
     Raises:
@@ -45,6 +45,7 @@ def read_jobs(text: str) -> int | None:
         >>> read_jobs("4"), read_jobs("auto")
         (4, None)
     """
+    text = str(value)  # the default is a number
     if text == "auto":
         return None
     if not (text.isdecimal() and 1 <= int(text) <= MOST):

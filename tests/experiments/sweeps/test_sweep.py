@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.runs import Run, RunKey
 from atomsep.experiments.sweeps import processes, sweep
-from atomsep.experiments.sweeps.ledger import Event
+from atomsep.experiments.sweeps.ledger import Event, Ledger
 from atomsep.experiments.sweeps.processes import WorkerProcess, environment
 from atomsep.experiments.sweeps.sweep import run_sweep
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
@@ -103,6 +104,7 @@ def test_as_many_run_as_memory_holds(
     stubbed: Callable[[], list[list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep, "cores", lambda: 6)
+    monkeypatch.setattr(sweep.Sweep, "_is_worth_hiring", lambda _: True)
     monkeypatch.setenv("ROOM", "100")
     trials = [trial("atom", seed, "epochs=29") for seed in range(10, 22)]
     events: list[Event] = []
@@ -120,9 +122,44 @@ def test_as_many_run_as_there_are_cores(
     stubbed: Callable[[], list[list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep, "cores", lambda: 2)
+    monkeypatch.setattr(sweep.Sweep, "_is_worth_hiring", lambda _: True)
     monkeypatch.setenv("ROOM", "1000")
     run_sweep([trial("atom", seed) for seed in range(10, 16)], tmp_path, CPU, None)
     assert most_at_a_time(stubbed()) == 2
+
+
+@pytest.mark.parametrize(("startup", "hired"), [(0.0, 4), (1e6, 1)])
+def test_without_a_gpu_a_worker_must_save_time(
+    stubbed: Callable[[], list[list[str]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    startup: float,
+    hired: int,
+) -> None:
+    monkeypatch.setattr(sweep, "cores", lambda: 4)
+    fixed = property(lambda _: startup, lambda *_: None)
+    monkeypatch.setattr(sweep.Sweep, "startup", fixed, raising=False)
+    trials = [trial("atom", seed) for seed in (0, *range(10, 20))]
+    monkeypatch.setenv("ROOM", "1000")
+    assert len(run_sweep(trials, tmp_path, CPU, None).results) == 11
+    assert len({pid for *_, pid in stubbed()}) <= hired
+    assert hired == 1 or most_at_a_time(stubbed()) > 1
+
+
+def test_memory_for_idle_workers_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "cores", lambda: 6)
+    monkeypatch.setattr(sweep, "count_gpus", lambda _: 1)
+    monkeypatch.setattr(sweep, "free_memory", lambda: int(2.5 * sweep.IDLE))
+    hired = sweep.Sweep(Path("runs"), CPU, None)
+    hired.ledger = Ledger({}, Path("runs"), lambda event: None)
+    hired.ledger.waiting.extend(trial("atom", seed) for seed in range(9))
+    monkeypatch.setattr(
+        hired, "_hire", lambda number: hired.workers.append(SimpleNamespace(ready=False, key=None))
+    )
+    hired._make_room()
+    hired._hire_more()
+    assert hired.jobs == 5, "a core is left"
+    assert len(hired.workers) == 2
 
 
 def test_out_of_memory_beside_others_is_tried_again(

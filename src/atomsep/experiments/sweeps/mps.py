@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from atomsep.experiments.errors import ExperimentError
@@ -86,7 +86,8 @@ def _daemon(folder: Path) -> Iterator[None]:
             os.environ.pop(name, None)
         os.environ.update({name: before[name] for name in places if name in before})
         guard.stdin.close()
-        guard.wait()
+        with suppress(subprocess.TimeoutExpired):  # it goes on by itself
+            guard.wait(SECONDS)
 
 
 def _control(environment: Mapping[str, str], *options: str, text: str = "") -> bool:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ class WorkerProcess:
     def __init__(self, number: int, jobs: int, device: str) -> None:
         self.number, self.ready = number, False
         self.key: RunKey | None = None
+        self.since = time.monotonic()
         self.beside = 0
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
         self.rest = b""
@@ -56,10 +58,14 @@ class WorkerProcess:
             "root": str(root),
             "machine": {**dataclasses.asdict(machine), "data": str(machine.data)},
         }
-        self.key = key
+        self.key, self.since = key, time.monotonic()
         with suppress(BrokenPipeError):  # it has died; the end of its answers tells the sweep
             self.trials.write(json.dumps(trial).encode() + b"\n")
             self.trials.flush()
+
+    def seconds(self) -> float:
+        """Seconds since it was started or given its trial."""
+        return time.monotonic() - self.since
 
     def receive(self) -> list[dict[str, Any]] | None:
         """The answers that have arrived; None if there will be no more."""

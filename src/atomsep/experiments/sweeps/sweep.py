@@ -80,6 +80,7 @@ class Sweep:
         self.selector = selectors.DefaultSelector()
         self.downloaded: set[str] = set()
         self.stopping, self.unusable = False, ""
+        self.startup = self.pace = 0.0  # seconds until a worker is ready, and per trial
 
     def __enter__(self) -> Sweep:
         return self
@@ -101,8 +102,9 @@ class Sweep:
         try:
             if waiting:
                 self._make_room()
-                self._hire_all()
+                self._hire_more()
             while self.workers and (waiting or self._training()):
+                self._hire_more()
                 for worker in self.workers:
                     if waiting and worker.ready and worker.key is None:
                         self._give(worker)
@@ -131,20 +133,31 @@ class Sweep:
             return
         gpus = count_gpus(self.machine.device)
         most = min(cores() - 1, GPU_MOST * gpus) if gpus else cores()
-        self.jobs = self.asked or max(1, most)
+        self.jobs, self.has_gpu = self.asked or max(1, most), gpus > 0
+        self.numbers = list(range(self.jobs))
         self.host, *self.gpus = (
             Room(self.jobs, measured=self.asked is None) for _ in range(1 + max(1, gpus))
         )
 
-    def _hire_all(self) -> None:
-        """Start a worker for every trial that may run at a time, as far as memory allows."""
-        most, free = min(self.jobs, len(self.ledger.waiting)), free_memory()
-        if self.host.measured and free is not None:
-            most = min(most, max(1, len(self.workers) + free // IDLE))
-        taken = {worker.number for worker in self.workers}
-        for number in [number for number in range(self.jobs) if number not in taken]:
-            if len(self.workers) < most:
-                self._hire(number)
+    def _hire_more(self) -> None:
+        """Start workers for the trials that may run at a time."""
+        wanted = len(self.ledger.waiting) + len(self._training())
+        while self.numbers and len(self.workers) < wanted and self._is_worth_hiring():
+            self._hire(self.numbers.pop(0))
+
+    def _is_worth_hiring(self) -> bool:
+        """Whether there is memory for another worker, and it will save time.
+
+        To import its libraries takes a worker several seconds of a core. Without a GPU that must
+        pay: the trials have to last longer than twice that time.
+        """
+        if self.asked is not None or not self.workers:
+            return True
+        starting, free = [each for each in self.workers if not each.ready], free_memory()
+        if free is not None and free < IDLE * (len(starting) + 1):
+            return False
+        left = self.pace * len(self.ledger.waiting) / len(self.workers)
+        return self.has_gpu or left > 2 * self.startup
 
     def _hire(self, number: int) -> None:
         worker = WorkerProcess(number, self.jobs, self.machine.device)
@@ -186,7 +199,7 @@ class Sweep:
 
     def _handle(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
         if "ready" in message:
-            worker.ready = True
+            worker.ready, self.startup = True, worker.seconds()
             return
         if "memory" in message:
             memory, evaluated = message["memory"], message["evaluated"]
@@ -198,7 +211,9 @@ class Sweep:
         assert key is not None
         if "total" in message:
             self.downloaded.add(key.experiment)
-            self.ledger.progress(key, message["done"] / max(message["total"], 1))
+            share = message["done"] / max(message["total"], 1)
+            self.pace = worker.seconds() / share if share else self.pace
+            self.ledger.progress(key, share)
             return
         worker.key = None
         if "finished" in message:
@@ -232,10 +247,10 @@ class Sweep:
         if not worker.ready:
             self.unusable = reason
             return
+        self.numbers.append(worker.number)
         if key is not None:
             self.ledger.fail(key, reason)
-        if self.ledger.waiting:
-            self._hire(worker.number)
+        self._hire_more()
 
     def _stop(self) -> None:
         """Let the workers write checkpoints; a second Ctrl-C kills them."""
