@@ -39,7 +39,7 @@ class Average:
     @torch.no_grad()
     def update(self) -> None:
         """Count a step of the model."""
-        average, model = list(self.weights.parameters()), list(self.model.parameters())
+        average, model = tuple(self.weights.parameters()), tuple(self.model.parameters())
         torch._foreach_lerp_(average, model, 1 - self.decay)
         for held, buffer in zip(self.weights.buffers(), self.model.buffers(), strict=True):
             held.copy_(buffer)
