@@ -76,6 +76,8 @@ class Gan(Task):
         self.training = training.to(self.fabric.device)
         self.unreadable.update(training.unreadable)
         self.steps = len(self._epoch(0))
+        for model in (generator, discriminator):
+            model.to(memory_format=self._memory_format())
         self.average = Average(generator, settings.ema) if settings.ema else None
         optimisers = [
             make_optimiser(torch.optim.Adam, model.parameters(), context, betas=BETAS)
@@ -90,8 +92,6 @@ class Gan(Task):
         self.discriminator.mark_forward_method("with_gradient")
         if self.average is not None:
             self.average.weights.to(next(generator.parameters()))
-        for model in (generator, discriminator, *([self.average.weights] if self.average else [])):
-            model.to(memory_format=self._memory_format())
         if settings.compile:
             generator.compile()
             if not settings.r1:  # whose gradient of a gradient torch.compile cannot trace
@@ -154,10 +154,8 @@ class Gan(Task):
             return _adversarial_loss(self.discriminator(real), 1.0), {}
         with self.fabric.autocast():  # a method other than forward may not have it
             logits, gradient = self.discriminator.with_gradient(real)
-        squares = gradient.square().flatten(1).sum(1)
-        return _adversarial_loss(logits.to(real.dtype), 1.0), {
-            "r1": self.settings.r1 / 2 * squares.mean()
-        }
+        penalty = self.settings.r1 / 2 * gradient.square().flatten(1).sum(1).mean()
+        return _adversarial_loss(logits.to(real.dtype), 1.0), {"r1": penalty}
 
     def evaluate(self) -> dict[str, float]:
         """Metrics of as many samples as are set, of the generator and of its average.

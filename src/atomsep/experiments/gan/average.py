@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 class Average:
@@ -39,6 +39,6 @@ class Average:
     @torch.no_grad()
     def update(self) -> None:
         """Count a step of the model."""
-        average: list[Tensor] = list(self.weights.parameters())
-        torch._foreach_lerp_(average, list[Tensor](self.model.parameters()), 1 - self.decay)
-        torch._foreach_copy_(list(self.weights.buffers()), list(self.model.buffers()))
+        average, model = tuple(self.weights.parameters()), tuple(self.model.parameters())
+        torch._foreach_lerp_(average, model, 1 - self.decay)
+        torch._foreach_copy_(tuple(self.weights.buffers()), tuple(self.model.buffers()))
