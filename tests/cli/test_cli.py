@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from atomsep.cli.arguments import chosen_methods, chosen_seeds
 from atomsep.cli.main import main
@@ -49,6 +50,25 @@ def test_train_prints_the_ratio_the_metric_and_the_folder(
 
     assert call("train", "synthetic", "--tiny", "--method", "atom", "--seed", "3") == 0
     assert "This run is finished. To train it again, remove runs/" in capsys.readouterr().out
+
+
+def test_decoding_images_is_shown_and_done_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atomsep.cli.display.SPEAK_EVERY", 0)
+    for number in range(10):
+        file = tmp_path / "mine" / "ab"[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 20), (25 * number, 0, 0)).save(file)
+    settings = ["folder=mine", "epochs=1", "batch=4", "image=16", "stages=1", "stem=cifar"]
+    changes = [part for each in settings for part in ("--set", each)]
+    options = ["--device", "cpu", "--data-on", "device", "--method", "plain", *changes]
+    for seed, shown in (("0", True), ("1", False)):
+        assert call("train", "own-images", *options, "--seed", seed) == 0
+        out = capsys.readouterr().out
+        assert ("8 of 8 images are decoded" in out) == shown
+        assert ("2 of 2 images are decoded" in out) == shown
+    assert len(list(Path("data/cache").glob("images-*"))) == 2
 
 
 @pytest.mark.parametrize(

@@ -223,12 +223,13 @@ def damaged(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("place", "workers"), [("loader", 0), ("loader", 1), ("device", 0)])
 def test_a_damaged_image_stops_the_run_by_its_name(
-    damaged: Path, tmp_path: Path, workers: int
+    damaged: Path, tmp_path: Path, place: str, workers: int
 ) -> None:
     key = run_key(OWN_IMAGES, "plain", 0, [*QUICK, f"folder={damaged}"])
-    machine = Machine(device="cpu", tensorboard=False, workers=workers)
+    where = {"data": tmp_path, "data_on": place, "workers": workers}
+    machine = Machine(device="cpu", tensorboard=False, **where)  # type: ignore[arg-type]
     with pytest.raises(ExperimentError) as caught:
         train(OWN_IMAGES, key, tmp_path / "runs", machine)
     assert re.search(
@@ -238,9 +239,12 @@ def test_a_damaged_image_stops_the_run_by_its_name(
     assert "unreadable=skip" in str(caught.value)
 
 
-def test_damaged_images_are_left_out_by_choice_and_counted(damaged: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["loader", "device", "host"])
+def test_damaged_images_are_left_out_by_choice_and_counted(
+    damaged: Path, tmp_path: Path, place: str
+) -> None:
     key = run_key(OWN_IMAGES, "atom", 0, [*QUICK, f"folder={damaged}", "unreadable=skip"])
-    machine = Machine(device="cpu", tensorboard=False)
+    machine = Machine(device="cpu", data=tmp_path, data_on=place, tensorboard=False)
     result = train(OWN_IMAGES, key, tmp_path / "runs", machine)
     assert len(result["unreadable"]) == 2
     assert "a/3.png" in result["unreadable"][0]

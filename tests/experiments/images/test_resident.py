@@ -321,3 +321,17 @@ def test_a_gpu_makes_the_loader_s_batches(
         check_equal(
             Batch(*(each.cpu().contiguous() for each in one[:3])), other, max(tolerance, 1e-6)
         )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_step_does_not_wait_for_the_gpu(samples: Samples, tmp_path: Path) -> None:
+    recipe = Augmentation("crop-flip-colour", 24, 0.2)
+    feed = resident_feed(decode_once(samples, recipe, tmp_path), recipe, device=CUDA, views=2)
+    assert feed.on_device
+    batches = feed.batches()
+    next(batches)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert len(list(batches)) == 3
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torchvision.transforms.v2 import functional
 
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.images.colour import Colour, change_image, draw_colours
@@ -100,8 +101,6 @@ class Augmentation:
 
     def prepare(self, image: Image) -> Image:
         """The part of the recipe that is the same in every epoch."""
-        from torchvision.transforms.v2 import functional
-
         if self.is_central:
             image = functional.resize(image, [round(self.size * 256 / 224)])
             image = functional.center_crop(image, [self.size, self.size])
@@ -139,8 +138,6 @@ class Augmentation:
             image: the image.
             key: seed, purpose, epoch and index.
         """
-        from torchvision.transforms.v2 import functional
-
         image = self.prepare(image)
         *where, index = key
         draws = self.draw(tuple(where), [index], [image.height], [image.width])
