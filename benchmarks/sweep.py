@@ -40,7 +40,8 @@ class Case:
         epochs: passes in a full run.
         few: passes that the earlier version is measured over, at least 3.
         settings: other settings, of both versions.
-        new: settings that the earlier version does not have.
+        before: settings of the earlier version alone: a GAN is evaluated once.
+        now: settings of this one: a GAN is evaluated after every pass, with its average.
     """
 
     experiment: str
@@ -48,7 +49,8 @@ class Case:
     epochs: int
     few: int
     settings: tuple[str, ...] = ()
-    new: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    now: tuple[str, ...] = ()
 
 
 BF16 = "precision=bf16-mixed"
@@ -59,7 +61,9 @@ CASES = {
         "own-images", "imagenette", 20, 3, (BF16, "model=resnet18", "image=64", "batch=128")
     ),
     "MNIST-GAN": Case(
-        "mnist-gan", "mnist", 8, 3, (BF16, "features=classifier", "batch=128", "average_last=1")
+        *("mnist-gan", "mnist", 5, 3, (BF16, "features=classifier", "batch=128")),
+        before=("average_last=1",),
+        now=("evaluate_every=469", "average_last=3"),
     ),
 }
 
@@ -88,7 +92,7 @@ def of_one_process(source: Path, case: Case, data: Path, seed: int) -> float:
     with tempfile.TemporaryDirectory() as out:
         whole = atomsep(
             *(source, "train", case.experiment, "--method", "plain", "--seed", str(seed)),
-            *("--data", str(data), "--out", out, *assignments(case, data, case.few)),
+            *("--data", str(data), "--out", out, *assignments(case, data, case.few, *case.before)),
         )
         [file] = Path(out).rglob("metrics.jsonl")
         ends = [json.loads(line)["seconds"] for line in file.read_text().splitlines()]
@@ -96,13 +100,13 @@ def of_one_process(source: Path, case: Case, data: Path, seed: int) -> float:
     return whole + (case.epochs - case.few) * epoch
 
 
-def of_a_sweep(case: Case, data: Path, runs: int) -> float:
+def of_a_sweep(case: Case, data: Path, runs: int, kept: Path | None) -> float:
     """Seconds that a sweep of so many runs takes."""
     with tempfile.TemporaryDirectory() as out:
         return atomsep(
             *(ROOT, "sweep", case.experiment, "--methods", "plain", "--seeds", str(runs)),
-            *("--jobs", "auto", "--mps", "--data", str(data), "--out", out),
-            *assignments(case, data, case.epochs, *case.new),
+            *("--jobs", "auto", "--mps", "--data", str(data), "--out", str(kept or out)),
+            *assignments(case, data, case.epochs, *case.now),
         )
 
 
@@ -112,6 +116,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--only", choices=CASES, nargs="+", default=list(CASES))
     parser.add_argument("--runs", type=int, default=28, help="runs of each sweep")
+    parser.add_argument("--out", type=Path, help="keep the runs of the sweeps in this new folder")
     given = parser.parse_args()
     data = given.data.resolve()
     for name in given.only:
@@ -119,7 +124,7 @@ def main() -> None:
         if not (data / case.needs).exists():
             parser.error(f"there is no folder {data / case.needs}; see --help")
         before = of_one_process(given.before.resolve(), case, data, seed=0)
-        seconds = of_a_sweep(case, data, given.runs)
+        seconds = of_a_sweep(case, data, given.runs, given.out)
         rates = 3600 / before, 3600 * given.runs / seconds
         row = {
             "experiment": name,

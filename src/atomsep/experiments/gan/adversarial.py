@@ -91,7 +91,7 @@ class Gan(Task):
         )
         self.discriminator.mark_forward_method("with_gradient")
         if self.average is not None:
-            self.average.weights.to(next(generator.parameters()))
+            self.average.to(next(generator.parameters()))
         if settings.compile:
             generator.compile()
             if not settings.r1:  # whose gradient of a gradient torch.compile cannot trace
@@ -116,6 +116,8 @@ class Gan(Task):
 
     def step(self, batch: Tensor, progress: float) -> Mapping[str, Tensor]:
         """A step of the discriminator, then one of the generator with the same fakes."""
+        if self.average is not None:
+            self.average.after(round(progress * self.settings.epochs * self.steps))
         return self.execute(batch)
 
     def compute(self, batch: Tensor) -> Mapping[str, Tensor]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from copy import deepcopy
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class Average:
     r"""A copy of a model that follows its training: $a \leftarrow d a + (1 - d) w$ at each step.
 
-    Buffers are copied. Make it before hooks are put on the model: the copy is only a place for the
-    weights, and `torch.func.functional_call` runs the model with them.
+    In the first steps d is smaller, (1 + t) / (10 + t), so that the untrained weights are soon
+    forgotten. Buffers are copied. Make it before hooks are put on the model: the copy is only a
+    place for the weights, and `torch.func.functional_call` runs the model with them.
 
     Args:
         model: the model that is trained.
@@ -27,6 +28,7 @@ class Average:
         >>> before = model.weight.item()
         >>> nn.init.constant_(model.weight, before + 2).item() == before + 2
         True
+        >>> average.after(1000)
         >>> average.update()
         >>> round(average.weights.weight.item() - before, 5)
         1.0
@@ -35,10 +37,23 @@ class Average:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.model, self.decay = model, decay
         self.weights = deepcopy(model).requires_grad_(False)
+        self.rate = torch.zeros(())
+
+    def to(self, like: Tensor) -> None:
+        """Move to the device and type of a tensor."""
+        self.weights.to(like)
+        self.rate = self.rate.to(like)
+
+    def after(self, steps: int) -> None:
+        """Set d for the step that follows so many; where a CUDA graph of `update` reads it."""
+        self.rate.fill_(1 - min(self.decay, (1 + steps) / (10 + steps)))
 
     @torch.no_grad()
     def update(self) -> None:
         """Count a step of the model."""
         average, model = tuple(self.weights.parameters()), tuple(self.model.parameters())
-        torch._foreach_lerp_(average, model, 1 - self.decay)
-        torch._foreach_copy_(tuple(self.weights.buffers()), tuple(self.model.buffers()))
+        change = torch._foreach_sub(model, average)
+        torch._foreach_mul_(change, self.rate)
+        torch._foreach_add_(average, change)
+        for held, buffer in zip(self.weights.buffers(), self.model.buffers(), strict=True):
+            held.copy_(buffer)

@@ -11,6 +11,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from atomsep.experiments.gan.convolution import FirstPass, convolve
+
 SIDE = 64
 """Height and width of the images."""
 
@@ -82,10 +84,17 @@ class Discriminator(nn.Module):
         The logit of an image depends on the others through the batch's statistics; its gradient
         has that part too.
         """
-        images = images.detach().requires_grad_()
-        logits = self(images)
+        images, first = images.detach().requires_grad_(), FirstPass()
+        output = images
+        for layer in self.main:
+            if isinstance(layer, nn.Conv2d):
+                output = convolve(layer, output, first)
+            else:
+                output = layer(output)
+        logits = output.flatten()
         with torch.autocast(images.device.type, enabled=False):  # it is for forward passes alone
             [gradient] = torch.autograd.grad(logits.sum(), images, create_graph=True)
+        first.active = False
         return logits, gradient
 
 
