@@ -123,8 +123,9 @@ def main() -> None:
         case = CASES[name]
         if not (data / case.needs).exists():
             parser.error(f"there is no folder {data / case.needs}; see --help")
-        before = of_one_process(given.before.resolve(), case, data, seed=0)
+        # First, so that the sweep pays for what is made once and kept beside the data.
         seconds = of_a_sweep(case, data, given.runs, given.out)
+        before = of_one_process(given.before.resolve(), case, data, seed=0)
         rates = 3600 / before, 3600 * given.runs / seconds
         row = {
             "experiment": name,
