@@ -130,6 +130,7 @@ def main() -> None:
         row = {
             "experiment": name,
             "epochs": case.epochs,
+            "settings": " ".join((*case.settings, *case.now)),
             "runs": given.runs,
             "one_run_before_s": round(before, 1),
             "sweep_s": round(seconds, 1),
