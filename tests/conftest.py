@@ -13,6 +13,9 @@ from hypothesis import settings
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported
 
+collect_ignore = ["experiments/sweeps/toy_experiment.py"]
+"""Its import registers an experiment, also when doctest searches it for examples."""
+
 pytest.register_assert_rewrite("loss_batches", "tiny_gans", "tiny_runs")
 
 torch.set_num_threads(1)  # the tensors are small: threads would only wait for each other
