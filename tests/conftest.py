@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,9 @@ collect_ignore = ["experiments/sweeps/toy_experiment.py"]
 """Its import registers an experiment, also when doctest searches it for examples."""
 
 pytest.register_assert_rewrite("loss_batches", "tiny_gans", "tiny_runs")
+
+# Tests press Ctrl-C, which a job in the background ignores, with all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)  # the tensors are small: threads would only wait for each other
 
