@@ -32,14 +32,11 @@ SLOW = {
     *("cli/test_cli.py", "cli/test_demo.py", "cli/test_start.py", "test_examples.py"),
     *(f"core/kernels/test_{name}.py" for name in ("kernel_ops", "origin")),
     *("core/kernels/test_measure_kernels.py", "core/kernels/test_pairs_kernels.py"),
-    *(
-        f"experiments/test_{name}.py"
-        for name in ("full_disk", "own_experiments", "runs", "training")
-    ),
+    *(f"experiments/test_{name}.py" for name in ("cache", "full_disk", "graphs", "kills")),
+    *(f"experiments/test_{name}.py" for name in ("own_experiments", "runs", "training")),
     *(f"experiments/gan/test_{name}.py" for name in ("evaluation", "fidelity", "gan", "stacked")),
     *("experiments/images/test_images.py", "experiments/text/test_text.py"),
     *("experiments/sweeps/test_search.py", "experiments/sweeps/test_sweep.py"),
-    "experiments/test_kills.py",
     *("hooks/test_attach_regimes.py", "hooks/test_compiled.py", "methods/test_method_registry.py"),
 }
 """Files that train, compile, interpret kernels or start processes: not part of make test-fast."""
