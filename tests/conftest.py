@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,13 @@ from hypothesis import settings
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported
 
+collect_ignore = ["experiments/sweeps/toy_experiment.py"]
+"""Its import registers an experiment, also when doctest searches it for examples."""
+
 pytest.register_assert_rewrite("loss_batches", "tiny_gans", "tiny_runs")
+
+# Tests press Ctrl-C, which a job in the background ignores, with all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)  # the tensors are small: threads would only wait for each other
 
@@ -25,14 +32,11 @@ SLOW = {
     *("cli/test_cli.py", "cli/test_demo.py", "cli/test_start.py", "test_examples.py"),
     *(f"core/kernels/test_{name}.py" for name in ("kernel_ops", "origin")),
     *("core/kernels/test_measure_kernels.py", "core/kernels/test_pairs_kernels.py"),
-    *(
-        f"experiments/test_{name}.py"
-        for name in ("full_disk", "own_experiments", "runs", "training")
-    ),
+    *(f"experiments/test_{name}.py" for name in ("cache", "full_disk", "graphs", "kills")),
+    *(f"experiments/test_{name}.py" for name in ("own_experiments", "runs", "training")),
     *(f"experiments/gan/test_{name}.py" for name in ("evaluation", "fidelity", "gan", "stacked")),
     *("experiments/images/test_images.py", "experiments/text/test_text.py"),
     *("experiments/sweeps/test_search.py", "experiments/sweeps/test_sweep.py"),
-    "experiments/test_kills.py",
     *("hooks/test_attach_regimes.py", "hooks/test_compiled.py", "methods/test_method_registry.py"),
 }
 """Files that train, compile, interpret kernels or start processes: not part of make test-fast."""

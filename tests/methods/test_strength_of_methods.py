@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from atomsep.methods import METHODS, make_method
 
-NAMES = [name for name, entry in METHODS.items() if entry.source is not None]
+NAMES = [name for name in METHODS if name not in {"plain", "mode-seeking"}]
+"""Mode seeking has no loss of a latent, whose gradient could be compared."""
 
 
 def small_model() -> nn.Sequential:

@@ -324,6 +324,7 @@ def test_a_gpu_makes_the_loader_s_batches(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 def test_a_step_does_not_wait_for_the_gpu(samples: Samples, tmp_path: Path) -> None:
     recipe = Augmentation("crop-flip-colour", 24, 0.2)
     feed = resident_feed(decode_once(samples, recipe, tmp_path), recipe, device=CUDA, views=2)

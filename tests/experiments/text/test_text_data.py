@@ -101,7 +101,7 @@ def test_real_layouts_train(tmp_path: Path) -> None:
     write_cola(tmp_path / "cola")
     write_poem(tmp_path / "poem")
     machine = Machine(device="cpu", data=tmp_path, tensorboard=False)
-    for experiment, count in ((COLA, 2), (POEM, 4)):
+    for experiment, count in ((COLA, 4), (POEM, 6)):
         for validation in (False, True):
             key = run_key(experiment, "atom", 0, QUICK, validation=validation)
             result = train(experiment, key, tmp_path / "runs", machine)
@@ -176,7 +176,7 @@ def test_a_table_trains(tmp_path: Path) -> None:
     file = write_table(tmp_path / "mine.csv", ROWS)
     key = run_key(OWN_TEXT, "simcse", 0, [*QUICK, f"file={file}"])
     result = train(OWN_TEXT, key, tmp_path / "runs", Machine(device="cpu", tensorboard=False))
-    assert set(result["metrics"]) == {"accuracy", "mcc", "f1"}
+    assert set(result["metrics"]) == {"accuracy", "mcc", "f1", "ece", "nll"}
 
 
 def test_sentences_from_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
