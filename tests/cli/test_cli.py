@@ -36,14 +36,14 @@ def wide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_train_prints_the_ratio_the_metric_and_the_folder(
+def test_train_prints_the_strength_the_metric_and_the_folder(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert call("train", "synthetic", "--tiny", "--method", "atom", "--seed", "3") == 0
     out = capsys.readouterr().out
     assert "Training synthetic with atom, seed 3" in out
-    assert "At the first step the method's loss is" in out
-    assert "times the task's" in out
+    assert "At the first step the method's gradient at its layer is" in out
+    assert "in the charge" in out
     [result] = find_results(tmp_path / "runs")
     assert f"{result['metrics']['accuracy']:.4f}" in out
     assert "runs/synthetic-tiny/atom-" in out

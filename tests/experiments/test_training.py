@@ -69,10 +69,13 @@ def test_the_result_file_tells_the_whole_story(tmp_path: Path) -> None:
     assert result["versions"]["torch"] == torch.__version__.split("+")[0]
     assert result["machine"]["threads"] >= 1
     assert result["commit"] is None or len(result["commit"].rstrip("+")) == 40
-    assert result["loss_ratio"] > 0
+    names = {"gradient_share", "gradient_share_charge", "gradient_share_positions"}
+    assert result["strength_at_start"].keys() == names
+    assert all(share > 0 for share in result["strength_at_start"].values())
     assert result["tiny"] is True
     lines = read_metrics(folder)
     assert [(line["epoch"], line["step"]) for line in lines] == [(1, 4), (2, 8)]
+    assert all(names < line.keys() for line in lines)
     assert lines[-1] == result["last_epoch"]
     assert result["broken_down"] is None
     assert not (folder / "checkpoint.pt").exists()

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from atomsep.experiments.sweeps.choices import Search
     from atomsep.experiments.sweeps.ledger import Event
 
-HIGH, LOW = 10.0, 1e-3
-"""Beyond these ratios one of the two losses has hardly any influence."""
+HIGH, LOW = 1.0, 1e-3
+"""Beyond these shares one of the two gradients has hardly any influence."""
 
 SPEAK_EVERY = 30.0
 """Seconds between two lines where there is no terminal to draw a bar on."""
@@ -101,14 +101,19 @@ class TrainingDisplay(_Display, Listener):
         self.say(sentence)
         self.update(self.bar, total=total, completed=done, losses="")
 
-    def ratio(self, ratio: float) -> None:
-        """Print the size of the method's loss relative to the task's, with a hint if it is odd."""
+    def strength(self, shares: Mapping[str, float]) -> None:
+        """Print how strong the method's gradient is at its layer, with a hint if that is odd."""
+        whole, *parts = shares.values()
         hint = ""
-        if ratio > HIGH:
+        if whole > HIGH:
             hint = ". This is large, and the model may not learn the task: try a smaller weight"
-        elif ratio < LOW:
+        elif whole < LOW:
             hint = ". This is small, and may have no effect: try a larger weight"
-        self.say(f"At the first step the method's loss is {ratio:.3g} times the task's{hint}")
+        detail = " ({:.2g} in the charge, {:.2g} in the positions)".format(*parts) if parts else ""
+        self.say(
+            f"At the first step the method's gradient at its layer is {whole:.2g} times the task's"
+            f"{detail}{hint}"
+        )
 
     def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
         """Move the bar."""

@@ -57,6 +57,8 @@ class Classification(Task):
             inputs and the samples' indices to corrupted inputs.
     """
 
+    on_layer: MethodOnLayer
+
     def __init__(
         self,
         context: Context,

@@ -36,6 +36,7 @@ class MethodOnLayer:
         features: int = 0,
     ) -> None:
         settings, self.fabric = context.settings, context.fabric
+        self.graphed: bool = settings.graph
         self.method: Method | None = None
         self.binding: Binding | None = None
         if context.method == "plain":
@@ -84,6 +85,19 @@ class MethodOnLayer:
                 if parameter.grad is not None:
                     parameter.grad = self.fabric.all_reduce(parameter.grad, reduce_op="mean")  # type: ignore[assignment]
         return {"method": method_loss.detach()}
+
+    def watch(self, on: bool) -> None:
+        """Whether the next step shows how strong the method's gradient is.
+
+        A graph replays what was captured, so it always does.
+        """
+        if self.binding is not None:
+            self.binding.watch_gradients = on or self.graphed
+
+    @property
+    def gradient_shares(self) -> dict[str, float]:
+        """Norms of the method's gradient over the task's in the last step that was watched."""
+        return {} if self.binding is None else self.binding.gradient_shares
 
     def state_dict(self) -> dict[str, Any]:
         """The method's state, which is all that a resumed run needs."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
     from torch import Tensor
 
+    from atomsep.experiments.latent import MethodOnLayer
     from atomsep.experiments.loading import Shard
 
 
@@ -70,11 +71,11 @@ class Task(ABC):
     Attributes:
         steps: batches per epoch.
         unreadable: names of samples that were left out because they could not be loaded.
-        beside: the part of the loss that the method's loss is added to; "": all parts.
+        on_layer: the method on its layer, if the task has one.
     """
 
     steps: int
-    beside: str = ""
+    on_layer: MethodOnLayer | None = None
 
     def __init__(self) -> None:
         self.unreadable: set[str] = set()

@@ -8,16 +8,16 @@ as an uninterrupted one does, bit for bit on a CPU.
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from atomsep.experiments.board import has_tensorboard, tensorboard
 from atomsep.experiments.errors import ExperimentError, StoppedError
@@ -139,14 +139,15 @@ class Loop:
         rank = (self.fabric.global_rank,) if self.fabric.world_size > 1 else ()
         for batch in task.batches(self.epoch, self.step):
             seed_step(seed, "step", self.epoch, self.step, *rank)
-            parts = task.step(batch, self._done() / self.total)
-            self.meter.add(parts)
-            if self._done() == 0:
-                self._report_ratio(parts)
+            first, ends = self._done() == 0, self._done() + 1 in self.line_ends
+            if task.on_layer is not None:
+                task.on_layer.watch(first or ends)
+            self.meter.add(task.step(batch, self._done() / self.total))
+            if first:
+                self._report_strength()
             self.step += 1
             seen += self.key.settings.batch
             now = time.monotonic()
-            ends = self._done() in self.line_ends
             if ends or now - read >= READ_EVERY:
                 self._report_losses(seen / max(now - since, 1e-9))
                 read = now
@@ -172,13 +173,15 @@ class Loop:
                 f"rate or the weight"
             )
 
-    def _report_ratio(self, parts: Mapping[str, Tensor]) -> None:
-        if "method" in parts:
-            beside = [self.task.beside] if self.task.beside else parts.keys() - {"method"}
-            task = sum(abs(float(parts[name])) for name in beside)
-            ratio = abs(float(parts["method"])) / max(task, 1e-12)
-            self.about["loss_ratio"] = ratio
-            self.listener.ratio(ratio)
+    def _shares(self) -> dict[str, float]:
+        """How strong the method's gradient was in the last step, in numbers that JSON knows."""
+        shares = {} if self.task.on_layer is None else self.task.on_layer.gradient_shares
+        return {name: round(share, 7) for name, share in shares.items() if math.isfinite(share)}
+
+    def _report_strength(self) -> None:
+        self.about["strength_at_start"] = shares = self._shares()
+        if shares:
+            self.listener.strength(shares)
 
     def _done(self) -> int:
         return self.epoch * self.task.steps + self.step
@@ -204,7 +207,7 @@ class Loop:
                 "meter": self.meter.state(),
                 "lines": self.lines,
                 "seconds": time.monotonic() - start,
-                "loss_ratio": self.about.get("loss_ratio"),
+                "strength_at_start": self.about.get("strength_at_start"),
                 "unreadable": sorted(self.task.unreadable),
             }
             write_state(self.run.checkpoint, whole)
@@ -230,13 +233,13 @@ class Loop:
         expected = sorted(end for end in self.line_ends if end <= self._done())
         if [json.loads(line)["step"] for line in self.lines] != expected:
             raise ValueError(f"the lines of metrics are not those of {self._done()} steps")
-        if state["loss_ratio"] is not None:
-            self.about["loss_ratio"] = state["loss_ratio"]
+        if state["strength_at_start"] is not None:
+            self.about["strength_at_start"] = state["strength_at_start"]
         self.task.unreadable.update(state["unreadable"])
 
     def _end_line(self, start: float, board: Any) -> None:
         """Write the mean losses since the last line, and evaluate if it is time to."""
-        step, losses, metrics = self._done(), self.meter.means(), {}
+        step, losses, metrics = self._done(), {**self.meter.means(), **self._shares()}, {}
         line: dict[str, Any] = {"epoch": self.epoch + 1, "step": step, **losses}
         if step in self.evaluations:
             line["metrics"] = metrics = self.task.evaluate()

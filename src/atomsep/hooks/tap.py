@@ -122,7 +122,7 @@ class LayerTap:
         # A graph that depended on the weight would be recompiled whenever it changes.
         weight = 1.0 if compiling else self.attachment.weight
         held.strength = None
-        if self.attachment.watch_gradients and not compiling and not depth:
+        if not compiling and not depth and self.attachment.watch_gradients:
             held.strength = Strength(layout, criterion.feature)
             source, passed = held.strength.split(latent, copy=self._passing() == "clone")
             measured = criterion.measure(source, mask, layout, weight=weight)

@@ -80,7 +80,7 @@ class LatentBinding(Binding):
         training = self.reader.model.training and torch.is_grad_enabled()
         for_loss = rest = latent
         self.strength = None
-        if training and self.watch_gradients and not torch.compiler.is_compiling():
+        if training and not torch.compiler.is_compiling() and self.watch_gradients:
             self.strength = Strength(layout, None)
             for_loss, rest = self.strength.split(latent, copy=False)
         if training:

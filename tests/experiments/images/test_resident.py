@@ -331,8 +331,8 @@ def test_a_step_does_not_wait_for_the_gpu(samples: Samples, tmp_path: Path) -> N
     assert feed.on_device
     batches = feed.batches()
     next(batches)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         assert len(list(batches)) == 3
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -58,7 +58,7 @@ class Gan(Task):
         judge: measures how good generated images are.
     """
 
-    beside = "generator"
+    on_layer: MethodOnLayer
 
     def __init__(
         self,
