@@ -146,7 +146,7 @@ def test_a_sample_that_cannot_be_read_can_be_left_out_and_is_named() -> None:
 
 
 def test_a_whole_batch_that_cannot_be_read_is_an_error() -> None:
-    with pytest.raises(UnreadableSampleError, match="none of the samples of a batch can be read"):
+    with pytest.raises(UnreadableSampleError, match="no sample of a batch can be read"):
         list(feed(numbers(4, broken=range(4)), skip_unreadable=True).batches(0))
 
 

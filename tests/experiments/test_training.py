@@ -20,7 +20,7 @@ from torch import Tensor
 
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.machine import Machine, make_fabric
-from atomsep.experiments.progress import Listener
+from atomsep.experiments.progress import Listener, Meter
 from atomsep.experiments.registry import find_experiment, run_key
 from atomsep.experiments.runs import Run, RunKey
 from atomsep.experiments.task import Context, Task
@@ -396,3 +396,12 @@ def test_an_epoch_with_too_few_batches_is_an_error(tmp_path: Path) -> None:
     experiment = replace(SYNTHETIC, build=ShortTask)
     with pytest.raises(ExperimentError, match="had 2 batches, not 3 as announced"):
         train(experiment, tiny(), tmp_path, Machine(tensorboard=False))
+
+
+def test_means_keep_no_tensor_that_the_next_step_overwrites() -> None:
+    """As a CUDA graph does, whatever the precision."""
+    meter, loss = Meter(), torch.tensor(1.0, dtype=torch.float64)
+    meter.add({"loss": loss})
+    loss.fill_(3.0)
+    meter.add({"loss": loss})
+    assert meter.means() == {"loss": 2.0}

@@ -53,3 +53,27 @@ def test_nothing_is_shown_that_was_not_watched() -> None:
         (model(torch.randn(6, 5, 3).double()).sum() + binding.loss()).backward()
         assert binding.gradient_shares == {}
         binding.detach()
+
+
+def test_a_layer_that_the_task_ignores_is_left_out() -> None:
+    class TwoBranches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused, self.head = nn.Linear(3, 8), nn.Linear(3, 8), nn.Linear(40, 3)
+
+        def forward(self, values: Tensor) -> Tensor:
+            self.unused(values)
+            return self.head(self.used(values).flatten(1))
+
+    torch.manual_seed(0)
+    model, values = TwoBranches().double(), torch.randn(6, 5, 3).double()
+    shares = []
+    for layers in (["used", "unused"], ["used"]):
+        method = make_method("atom", features=8)
+        assert method is not None
+        binding = method.bind(model, layers, weight=0.1 * len(layers))
+        binding.watch_gradients = True
+        (model(values).logsumexp(1).sum() + binding.loss()).backward()
+        shares.append(binding.gradient_shares["gradient_share"])
+        binding.detach()
+    assert shares[0] == pytest.approx(shares[1])

@@ -103,8 +103,8 @@ class TrainingDisplay(_Display, Listener):
 
     def strength(self, shares: Mapping[str, float]) -> None:
         """Print how strong the method's gradient is at its layer, with a hint if that is odd."""
-        whole, *parts = shares.values()
-        hint = ""
+        whole, hint = shares["gradient_share"], ""
+        parts = [share for name, share in shares.items() if name != "gradient_share"]
         if whole > HIGH:
             hint = ". This is large, and the model may not learn the task: try a smaller weight"
         elif whole < LOW:

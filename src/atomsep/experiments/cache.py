@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,15 +62,14 @@ def cached_arrays(
         share: share of the free disk space that they may take.
 
     Returns:
-        Arrays by the names of their files. Writing to them changes neither the files nor what
-        other processes see.
+        Arrays by the names of their files, in memory that must not be written to.
 
     Raises:
         NoRoomError: the disk has too little space, or no folder can be written.
         ExperimentError: the arrays on disk are damaged.
     """
     place = folder / f"{name}-{_digest(key, sources)}"
-    spare = _user_cache() / place.name
+    spare = user_cache() / place.name
     for each in (place, spare):
         if each.is_dir():
             return _mapped(each)
@@ -127,7 +127,8 @@ class _ReadOnlyError(Exception):
     """A folder cannot be written to."""
 
 
-def _user_cache() -> Path:
+def user_cache() -> Path:
+    """The user's own folder, for what cannot be kept beside the data."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atomsep"
 
 
@@ -212,9 +213,11 @@ def _mapped(place: Path) -> dict[str, Tensor]:
         for name, size in sizes.items():
             if (place / name).stat().st_size != size:
                 raise ValueError(f"{name} does not have {size} bytes")
-            # Copy on write: pages are shared, and torch gets memory that it may write to.
-            array = np.load(place / name, mmap_mode="c")
-            arrays[Path(name).stem] = torch.from_numpy(array)
+            # Read-only: a writable mapping may not be larger than the memory.
+            array = np.load(place / name, mmap_mode="r")
+            with warnings.catch_warnings():  # torch warns that it cannot write to it
+                warnings.filterwarnings("ignore", "The given NumPy array is not writ", UserWarning)
+                arrays[Path(name).stem] = torch.from_numpy(array)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ExperimentError(
             f"{place} is damaged ({error}); remove it, and it will be made again"

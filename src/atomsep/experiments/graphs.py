@@ -44,14 +44,17 @@ def replayed(compute: Compute, context: Context, on_layer: MethodOnLayer) -> Com
     elif method is not None and not method.capturable:
         reason = "the method draws its samples on the host; use all pairs and tokens"
     if reason:
-        raise ExperimentError(f"graph=true: {reason}, or leave it out")
-    return Replayed(compute, fabric.device)
+        raise ExperimentError(f"graph=true: {reason}, or omit graph=true")
+    return Replayed(compute, fabric.device, on_layer)
 
 
 class _Captured(NamedTuple):
+    """A graph, where it reads its batch, and where it leaves losses and norms of gradients."""
+
     graph: torch.cuda.CUDAGraph
     batch: Any
     parts: Mapping[str, Tensor]
+    strength: Any
 
 
 class Replayed:
@@ -63,10 +66,11 @@ class Replayed:
     Args:
         compute: the computation.
         device: the GPU.
+        on_layer: the method, whose gradient a graph measures too.
     """
 
-    def __init__(self, compute: Compute, device: torch.device) -> None:
-        self.compute = compute
+    def __init__(self, compute: Compute, device: torch.device, on_layer: MethodOnLayer) -> None:
+        self.compute, self.on_layer = compute, on_layer
         self.stream = torch.cuda.Stream(device)
         self.pool = torch.cuda.graph_pool_handle()
         self.seen: dict[tuple[Any, ...], _Captured | None] = {}
@@ -88,7 +92,7 @@ class Replayed:
                 for place, value in zip(_tensors(captured.batch), _tensors(batch), strict=True):
                     place.copy_(value)
                 captured.graph.replay()
-                parts = captured.parts
+                parts, self.on_layer.strength = captured.parts, captured.strength
         outside.wait_stream(self.stream)
         return parts
 
@@ -100,13 +104,15 @@ class Replayed:
         try:
             with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
                 parts = self.compute(batch)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
             raise ExperimentError(
-                f"graph=true: this step cannot be captured into a CUDA graph ({reason}); leave it "
-                f"out"
+                f"graph=true: this step cannot be captured into a CUDA graph ({reason}); omit "
+                f"graph=true"
             ) from error
-        return _Captured(graph, batch, parts)
+        return _Captured(graph, batch, parts, self.on_layer.strength)
 
 
 def _tensors(batch: Any) -> list[Tensor]:

@@ -95,6 +95,16 @@ class MethodOnLayer:
             self.binding.watch_gradients = on or self.graphed
 
     @property
+    def strength(self) -> Any:
+        """The norms that the last step measured, for a graph to keep."""
+        return None if self.binding is None else self.binding.strength
+
+    @strength.setter
+    def strength(self, value: Any) -> None:
+        if self.binding is not None:
+            self.binding.strength = value
+
+    @property
     def gradient_shares(self) -> dict[str, float]:
         """Norms of the method's gradient over the task's in the last step that was watched."""
         return {} if self.binding is None else self.binding.gradient_shares

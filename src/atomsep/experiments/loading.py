@@ -7,6 +7,7 @@ therefore start anywhere in an epoch, and are the same whichever process loads t
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -157,11 +158,19 @@ class UnreadableSampleError(ExperimentError):
     @classmethod
     def of_batch(cls, names: Sequence[str]) -> UnreadableSampleError:
         """The error for a batch of which nothing is left."""
-        return cls(f"none of the samples of a batch can be read, among them {names[0]}")
+        return cls(
+            f"no sample of a batch can be read, for example {names[0]}; check the data folder"
+        )
 
 
 class Unreadable(str):
-    """Name of a sample that cannot be read, with the reason."""
+    """Name of a sample that cannot be read, with the reason.
+
+    Attributes:
+        for_now: whether the system refused, and not the file's contents.
+    """
+
+    for_now = False
 
 
 def read_sample(samples: Samples, index: int) -> Any:
@@ -175,7 +184,10 @@ def read_sample(samples: Samples, index: int) -> Any:
             raise
         name = samples.names[index]
         reason = str(error).replace(f" {name!r}", "")  # Pillow repeats the name
-        return Unreadable(f"{name} ({reason})")
+        unreadable = Unreadable(f"{name} ({reason})")
+        # Pillow's own errors have no number.
+        unreadable.for_now = getattr(error, "errno", None) not in (None, errno.ENOENT)
+        return unreadable
 
 
 def check_labels(labels: Tensor, classes: int) -> None:
@@ -188,7 +200,7 @@ def check_labels(labels: Tensor, classes: int) -> None:
     if low < 0 or high >= classes:
         raise ExperimentError(
             f"a sample has label {low if low < 0 else high}, but there are {classes} classes, "
-            f"numbered from 0"
+            f"numbered from 0; correct the labels"
         )
 
 

@@ -45,7 +45,8 @@ class Meter:
         """Count one step."""
         for name, value in parts.items():
             value = value.float() if value.device.type == "mps" else value.double()
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
+            # A copy, because a graph leaves the next step's value in the same place.
+            self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
         self.count += 1
 
     def means(self) -> dict[str, float]:

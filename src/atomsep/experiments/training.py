@@ -116,7 +116,7 @@ class Loop:
         if self.task.steps == 0:
             raise ExperimentError(
                 f"a batch of {self.key.settings.batch} gives each process fewer than two training "
-                f"samples; there is nothing to train on"
+                f"samples; use a larger batch, fewer devices or more samples"
             )
         settings, steps = self.key.settings, self.task.steps
         self.total = settings.epochs * steps
@@ -174,9 +174,10 @@ class Loop:
             )
 
     def _shares(self) -> dict[str, float]:
-        """How strong the method's gradient was in the last step, in numbers that JSON knows."""
+        """How strong the method's gradient was in the last step; empty unless all are finite."""
         shares = {} if self.task.on_layer is None else self.task.on_layer.gradient_shares
-        return {name: round(share, 7) for name, share in shares.items() if math.isfinite(share)}
+        finite = all(map(math.isfinite, shares.values()))
+        return {name: round(share, 7) for name, share in shares.items()} if finite else {}
 
     def _report_strength(self) -> None:
         self.about["strength_at_start"] = shares = self._shares()

@@ -21,8 +21,8 @@ class Atom(Method):
     """[`AtomLoss`][atomsep.AtomLoss] as a method.
 
     It needs neither labels nor a second view. The paper's ablations leave constraints out:
-    `neutrality=0` is "w/o constraint 1", `occupancy=0` is "w/o constraint 2". `energy=0` leaves the
-    constraints alone.
+    `neutrality=0` is "w/o constraint 1", `occupancy=0` is "w/o constraint 2". `energy=0` keeps
+    only the constraints.
 
     Args:
         norm: see [`AtomLoss`][atomsep.AtomLoss] for all arguments.
@@ -107,9 +107,19 @@ class AtomBinding(Binding):
 
     @property
     def gradient_shares(self) -> dict[str, float]:
-        """The attachment's shares; with several layers, their means."""
-        each = [tap.gradient_shares() for tap in self.attachment._taps]
-        return {name: fmean(shares[name] for shares in each) for name in each[0]}
+        """The attachment's shares; their means over the layers that the task's gradient reaches."""
+        each = [shares for tap in self.attachment._taps if (shares := tap.gradient_shares())]
+        return {name: fmean(shares[name] for shares in each) for name in each[0]} if each else {}
+
+    @property
+    def strength(self) -> Any:
+        """The norms of each layer's gradients."""
+        return [tap.forwards.read().strength for tap in self.attachment._taps]
+
+    @strength.setter
+    def strength(self, value: Any) -> None:
+        for tap, each in zip(self.attachment._taps, value, strict=True):
+            tap.forwards.read().strength = each
 
     @property
     def importance(self) -> Any:

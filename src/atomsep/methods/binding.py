@@ -25,9 +25,11 @@ class Binding(ABC):
 
     Attributes:
         watch_gradients: whether the next forwards are watched for `gradient_shares`.
+        strength: norms of the gradients of the last forward that was watched.
     """
 
     watch_gradients: bool = False
+    strength: Any = None
 
     @abstractmethod
     def loss(self, labels: Tensor | None = None, again: Callable[[], Any] | None = None) -> Tensor:
@@ -71,7 +73,6 @@ class LatentBinding(Binding):
     def __init__(self, method: Method, reader: LayerReader, weight: float) -> None:
         self.method, self.reader, self.weight = method, reader, weight
         self.held: tuple[Tensor, Tensor | None] | None = None
-        self.strength: Strength | None = None
         reader.listen(self._hook)
 
     def _hook(self, module: nn.Module, args: Any, output: Any) -> Any:
@@ -79,7 +80,8 @@ class LatentBinding(Binding):
         layout = self.reader.layout(latent)
         training = self.reader.model.training and torch.is_grad_enabled()
         for_loss = rest = latent
-        self.strength = None
+        if training:
+            self.strength = None
         if training and not torch.compiler.is_compiling() and self.watch_gradients:
             self.strength = Strength(layout, None)
             for_loss, rest = self.strength.split(latent, copy=False)
@@ -93,7 +95,8 @@ class LatentBinding(Binding):
     @property
     def gradient_shares(self) -> dict[str, float]:
         """The share of the whole gradient; of two views, at the first."""
-        return {} if self.strength is None else self.strength.shares()
+        shares: dict[str, float] = {} if self.strength is None else self.strength.shares()
+        return shares
 
     def loss(self, labels: Tensor | None = None, again: Callable[[], Any] | None = None) -> Tensor:
         """The method's loss on the tokens, times the weight."""

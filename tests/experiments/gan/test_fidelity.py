@@ -328,3 +328,13 @@ def test_the_classifier_learns_repeats_and_is_kept(
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(ExperimentError, match="is damaged; remove it"):
         get("classifier", pictures=pictures, data=tmp_path)
+
+
+def test_a_classifier_that_cannot_be_kept_beside_the_data_is_kept_for_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file where the folder should be stands for one that cannot be written, for root too."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    (tmp_path / "features").touch()
+    get("classifier", pictures=digits(1).take(torch.arange(64)), data=tmp_path)
+    assert len(list((tmp_path / "home" / "atomsep" / "features").glob("*.pt"))) == 1

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_gans import bare, task_of
 from torchvision import datasets, transforms
 
 from atomsep.experiments.cache import NoRoomError
@@ -182,3 +183,11 @@ def test_the_digits_are_embedded() -> None:
     assert found.labels is not None
     assert found.labels.unique().tolist() == list(range(10))
     assert int(found.images.max()) == 255
+
+
+def test_images_that_do_not_fit_stay_on_the_host() -> None:
+    """Batches are the same wherever the images are."""
+    key = bare("plain", 0)
+    there, here = task_of(key), task_of(key, data_on="host")
+    for first, second in zip(there.batches(0, 0), here.batches(0, 0), strict=True):
+        assert torch.equal(first, second)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -146,6 +147,8 @@ def test_held_out_digits_are_mnists_test_images(tmp_path: Path) -> None:
     context = Context(STACKED.settings, "plain", 0, fabric, tmp_path)
     assert [len(part) for part in find_digits(context)] == [90, 10]
     np.savez(root / "test.npz", images=pixels[100:130], labels=labels[100:130].numpy())
+    searching = replace(context, validation=True)
+    assert [len(part) for part in find_digits(searching)] == [90, 10], "never the test images"
     training, held_out = find_digits(context)
     assert [len(training), len(held_out)] == [100, 30]
     assert held_out.labels is not None

@@ -108,3 +108,22 @@ def test_held_out_sentences_come_once_shortest_first() -> None:
     assert first.inputs["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1] * 5]
     assert last.inputs["input_ids"].shape == (1, 6)  # cut
     assert torch.cat([first.labels, last.labels]).tolist() == [1, 1, 0, 0]
+
+
+def test_a_process_may_have_no_held_out_sentence() -> None:
+    texts, _ = agreement(2, 1)
+    tokenizer, _ = tiny_encoder(texts.stored, 2)
+    feed = TokenFeed(tokenise(texts, tokenizer, 6, CPU), batch=3, seed=0, shard=Shard(3, 4))
+    assert list(feed.held_out()) == []
+
+
+def test_sentences_that_would_fill_the_device_stay_on_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a GPU here: the device is one that exists in name only."""
+    texts, _ = agreement(8, 1)
+    tokenizer, _ = tiny_encoder(texts.stored, 2)
+    monkeypatch.setattr("atomsep.experiments.machine._free_memory", lambda device: 1000)
+    tokens = tokenise(texts, tokenizer, 6, torch.device("cuda"))
+    assert {values.device.type for values in tokens.arguments.values()} == {"cpu"}
+    assert tokens.batch(torch.tensor([0, 1])).labels.device.type == "cpu"

@@ -36,6 +36,7 @@ from atomsep.experiments.gan.stacked import Modes, Stacks
 from atomsep.experiments.graphs import replayed
 from atomsep.experiments.latent import MethodOnLayer
 from atomsep.experiments.loading import epoch_batches
+from atomsep.experiments.machine import place_for
 from atomsep.experiments.optimisers import make_optimiser
 from atomsep.experiments.randomness import generator as stream
 from atomsep.experiments.task import Context, Task
@@ -72,8 +73,11 @@ class Gan(Task):
         settings, self.fabric = context.settings, context.fabric
         self.settings, self.seed, self.shard = settings, context.seed, context.shard
         self.judge, self.folder = judge, context.folder
-        # On the device, so that a step does not wait for the host.
-        self.training = training.to(self.fabric.device)
+        # On the device if they fit, so that a step does not wait for the host.
+        wanted = "auto" if context.data_on == "loader" else context.data_on
+        place = place_for(training.nbytes, wanted, self.fabric.device)
+        self.home = self.fabric.device if place == "device" else torch.device("cpu")
+        self.training = training.to(self.home)
         self.unreadable.update(training.unreadable)
         self.steps = len(self._epoch(0))
         for model in (generator, discriminator):
@@ -110,9 +114,9 @@ class Gan(Task):
     def batches(self, epoch: int, start: int) -> Iterable[Tensor]:
         """Images as bytes, `(M, channels, 64, 64)`."""
         parts = self._epoch(epoch)
-        order = torch.cat(parts).to(self.fabric.device)  # once per epoch
+        order = torch.cat(parts).to(self.home)  # once per epoch
         indices = order.split([len(part) for part in parts])[start:]
-        return (self.training.batch(part) for part in indices)
+        return (self.training.batch(part).to(self.fabric.device) for part in indices)
 
     def step(self, batch: Tensor, progress: float) -> Mapping[str, Tensor]:
         """A step of the discriminator, then one of the generator with the same fakes."""
@@ -194,7 +198,7 @@ class Gan(Task):
         return noise.to(self.fabric.device)
 
     def broken_down(self, lines: Sequence[Mapping[str, Any]]) -> str | None:
-        """Whether the discriminator has won for good, or the metric has become ten times worse."""
+        """How the discriminator won over many steps, or the metric became ten times worse."""
         return find_breakdown(lines, self.judge.metric, self.judge.higher_is_better)
 
     def parts(self) -> dict[str, Any]:

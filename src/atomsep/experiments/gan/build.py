@@ -57,9 +57,13 @@ def build_stacked(context: Context) -> Task:
 
 
 def find_digits(context: Context) -> tuple[Pictures, Pictures]:
-    """Digits to train on, and others: MNIST's test images, or a tenth of the training images."""
+    """Digits to train on, and others: MNIST's test images, or a tenth of the training images.
+
+    A search does not look at the test images.
+    """
     whole = pictures.digits(1) if context.tiny else pictures.mnist(context.data, context.download)
-    if not context.tiny and pictures.has_test_images(context.data / "mnist"):
+    searching = context.tiny or context.validation
+    if not searching and pictures.has_test_images(context.data / "mnist"):
         return whole, pictures.mnist(context.data, context.download, "test")
     order = torch.randperm(len(whole), generator=stream(0, "training samples"))
     part = len(whole) // 10

@@ -10,6 +10,8 @@ features.
 from __future__ import annotations
 
 import hashlib
+import os
+from contextlib import nullcontext
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, cross_entropy
 
+from atomsep.experiments.cache import user_cache
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.files import alone, write_state, writing
 from atomsep.experiments.gan.pictures import Pictures
@@ -66,7 +69,7 @@ def classifier(
         pictures: images and labels.
         device: device to train on.
         folder: where to keep it, under a name that depends on images, labels and training; None
-            not to keep it.
+            not to keep it. If it cannot be written, the user's cache folder takes its place.
         steps: most steps of the training.
         shift: largest number of pixels by which a batch is shifted at random.
 
@@ -84,13 +87,16 @@ def classifier(
     if folder is None:
         _train(model, pictures, labels, device, steps, shift)
         return model
+    spare = user_cache() / "features"
     how = "" if (steps, shift) == (STEPS, 0) else f"-{steps}-{shift}"
-    path = folder / f"classifier-{_digest(pictures.images, labels)}{how}.pt"
+    name = f"classifier-{_digest(pictures.images, labels)}{how}.pt"
+    path = next((place / name for place in (folder, spare) if (place / name).exists()), None)
+    if path is None:
+        path = (folder if _can_write(folder) else spare) / name
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_suffix(".lock")
-        lock.touch()
-    with alone(lock):  # other processes of a sweep wait for the first
+    # Other processes of a sweep wait for the first.
+    with nullcontext() if path.exists() else alone(path.with_suffix(".lock")):
         if path.exists():
             try:
                 model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
@@ -102,6 +108,14 @@ def classifier(
             _train(model, pictures, labels, device, steps, shift)
             write_state(path, model.cpu().state_dict())
     return model
+
+
+def _can_write(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def kept_in(context: Context) -> Path | None:

@@ -41,6 +41,11 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.images)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all images."""
+        return self.images.nbytes
+
     def to(self, device: torch.device) -> Pictures:
         """The images on a device."""
         return replace(self, images=self.images.to(device))

@@ -42,6 +42,11 @@ class Stacks:
     def __len__(self) -> int:
         return len(self.members)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of digits and stacks."""
+        return self.digits.nbytes + self.members.nbytes
+
     def to(self, device: torch.device) -> Stacks:
         """The digits and the stacks on a device."""
         return replace(self, digits=self.digits.to(device), members=self.members.to(device))

@@ -73,11 +73,14 @@ def corrupted(
     deviation: tuple[float, ...],
 ) -> Tensor:
     """Normalised images `(n, 3, S, S)`, corrupted: see `corrupt` and `corruptions`."""
+    home, dtype = batch.device, batch.dtype
+    if home.type == "mps":  # has no float64
+        batch, indices = batch.cpu(), indices.cpu()
     shift, scale = (
         torch.tensor(numbers, device=batch.device).view(-1, 1, 1) for numbers in (mean, deviation)
     )
     changed = corrupt(_as_bytes(batch.float() * scale + shift), indices, kind, severity)
-    return ((changed.float() / 255 - shift) / scale).to(batch.dtype)
+    return ((changed.float() / 255 - shift) / scale).to(home, dtype)
 
 
 def corrupt(images: Tensor, indices: Tensor, kind: str, severity: int) -> Tensor:

@@ -112,7 +112,7 @@ def _write(
     with growing(part / "pixels.npy", (), "uint8") as append:
         for index, pixels in enumerate(_ahead(read, len(samples))):
             if isinstance(pixels, Unreadable):
-                if not skip:
+                if not skip or pixels.for_now:  # which would be kept for good
                     raise UnreadableSampleError.of(pixels)
                 unreadable[index] = str(pixels)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 
 from atomsep.experiments.cache import NoRoomError
@@ -60,9 +61,10 @@ def make_feeds(context: Context, train: Samples, held_out: Samples, views: int) 
                 resident(keep(train, recipe), recipe, views=views),
                 resident(keep(held_out, centre), centre, shuffle=False),
             )
-        except NoRoomError:
+        except NoRoomError as error:
             if context.data_on != "auto":
                 raise
+            warnings.warn(f"images are decoded again in every epoch: {error}", stacklevel=2)
     load = partial(
         LoaderFeed,
         batch=settings.batch,

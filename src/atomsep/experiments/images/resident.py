@@ -82,6 +82,8 @@ class ResidentFeed:
             try:
                 self.pixels = decoded.pixels.to(device)
             except torch.OutOfMemoryError:  # another process took the memory in between
+                if place == "device":
+                    raise
                 self.on_device = False
 
     def _parts(self, epoch: int) -> list[Tensor]:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from atomsep.experiments.loading import ALONE, Batch, Shard, epoch_batches
+from atomsep.experiments.machine import place_for
 from atomsep.experiments.randomness import generator
 from atomsep.experiments.samples import Samples
+from atomsep.experiments.text.models import quiet
 
 WINDOW = 50
 """Batches whose sentences are sorted by length together."""
@@ -43,7 +45,7 @@ class Tokens:
 
 
 def tokenise(texts: Samples, tokenizer: Any, length: int, device: torch.device) -> Tokens:
-    """All sentences as tokens on a device.
+    """All sentences as tokens on a device, or on the host if they would fill the device.
 
     Args:
         texts: the sentences.
@@ -54,10 +56,13 @@ def tokenise(texts: Samples, tokenizer: Any, length: int, device: torch.device) 
     length = min(length, tokenizer.model_max_length)
     rows = tokenizer(texts.stored, truncation=True, max_length=length)
     lengths = torch.tensor([len(ids) for ids in rows["input_ids"]])
-    padded = tokenizer.pad(rows, return_tensors="pt")
+    with quiet():
+        padded = tokenizer.pad(rows, return_tensors="pt")
+    size = sum(4 * values.numel() for values in padded.values())
+    home = device if place_for(size, "auto", device) == "device" else torch.device("cpu")
     return Tokens(
-        {name: values.int().to(device) for name, values in padded.items()},
-        torch.tensor(texts.labels, device=device),
+        {name: values.int().to(home) for name, values in padded.items()},
+        torch.tensor(texts.labels, device=home),
         lengths,
         tokenizer.padding_side == "left",
     )
@@ -94,7 +99,7 @@ class TokenFeed:
     def held_out(self) -> Iterator[Batch]:
         """Every sentence once, the shortest first."""
         order = self.tokens.lengths.argsort(stable=True)[self.shard.rank :: self.shard.world]
-        return map(self.tokens.batch, order.split(self.batch))
+        return map(self.tokens.batch, order.split(self.batch) if len(order) else ())
 
     def _parts(self, epoch: int) -> list[Tensor]:
         lengths = self.tokens.lengths
