@@ -99,6 +99,20 @@ def test_a_room_that_cannot_be_measured_is_limited_by_number() -> None:
     assert most(fixed) == 2
 
 
+def test_what_a_trial_too_large_for_all_the_room_took_is_forgotten() -> None:
+    room = Room(limit=8, measured=True)
+    learn(room, 0, 10, 10, 90, alone=True)
+    room.ran_out(beside=2)
+    learn(room, 0, 101, 0, 100, alone=True)
+    assert most(room) == 1
+    room.recover()
+    assert most(room) == 1, "the next one is measured alone"
+    learn(room, 1, 10, 10, 90, evaluated=False, alone=True)
+    assert most(room) == 4, "its evaluation may take more"
+    learn(room, 1, 10, 10, 90, alone=True)
+    assert most(room) == 8
+
+
 @pytest.mark.parametrize(
     "error",
     [

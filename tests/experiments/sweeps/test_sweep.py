@@ -182,6 +182,24 @@ def test_out_of_memory_beside_others_is_tried_again(
     assert [result["seed"] for result in report.results] == [12]
 
 
+@pytest.mark.parametrize("jobs", [4, None])
+def test_after_a_trial_that_is_too_large_others_run_side_by_side(
+    stubbed: Callable[[], list[list[str]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    jobs: int | None,
+) -> None:
+    monkeypatch.setattr(sweep, "cores", lambda: 4)
+    monkeypatch.setattr(sweep.Sweep, "_is_worth_hiring", lambda _: True)
+    monkeypatch.setenv("ROOM", "100")
+    large = trial("plain", 10, "epochs=101")
+    report = run_sweep([large, *(trial("atom", s) for s in range(10, 26))], tmp_path, CPU, jobs)
+    assert [failure.key for failure in report.failed] == [large]
+    words = [word for word, *_ in stubbed()]
+    last = len(words) - words[::-1].index("lacks")
+    assert most_at_a_time(stubbed()[last:]) > 1
+
+
 def test_one_trial_of_an_experiment_fetches_its_data(
     stubbed: Callable[[], list[list[str]]], tmp_path: Path
 ) -> None:

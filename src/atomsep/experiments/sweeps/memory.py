@@ -51,6 +51,9 @@ class Room:
     told: bool = False
     evaluated: bool = False
 
+    def __post_init__(self) -> None:
+        self.most = self.limit
+
     def enter(self, worker: int) -> None:
         """Take note of a trial that starts."""
         self.entered.add(worker)
@@ -75,6 +78,11 @@ class Room:
     def ran_out(self, beside: int) -> None:
         """Lower the limit: a trial found no memory with so many others beside it."""
         self.limit = min(self.limit, beside)
+
+    def recover(self) -> None:
+        """Forget what a trial took that was too large even alone; the next one is measured."""
+        self.limit, self.need = self.most, 0
+        self.told = self.evaluated = False
 
     def fits(self, running: int) -> bool:
         """Whether one more trial fits beside those that run. One always may run alone."""

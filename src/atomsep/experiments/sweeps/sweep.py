@@ -6,7 +6,8 @@ so that the same call continues a sweep that was stopped.
 
 How many trials run at a time is a given number, or decided by cores and memory: the first trial
 runs alone, and when its memory is known, others follow as long as they fit (see `memory`). If
-memory runs out all the same, the trial is put back and tried again with fewer beside it.
+memory runs out all the same, the trial is put back and tried again with fewer beside it. One that
+fails alone says nothing about the others, which run side by side again.
 """
 
 from __future__ import annotations
@@ -233,6 +234,8 @@ class Sweep:
             self._rooms(worker)[-1][1].ran_out(worker.beside)
             self.ledger.put_back(key)
         else:
+            for _, room, _ in self._rooms(worker):
+                room.recover()
             self.ledger.fail(key, reason)
 
     def _remove(self, worker: WorkerProcess) -> None:

@@ -119,6 +119,8 @@ def work(line: str, answer: Answer) -> dict[str, Any]:
 
 
 def _train(key: RunKey, root: Path, machine: Machine, answer: Answer) -> dict[str, Any]:
+    if torch.cuda.is_initialized():  # what an earlier trial took says nothing about this one
+        torch.cuda.reset_peak_memory_stats()
     try:
         train(find_experiment(key.experiment), key, root, machine, Reporter(answer))
     except StoppedError as stopped:
