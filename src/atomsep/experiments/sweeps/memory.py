@@ -62,7 +62,8 @@ class Room:
         self, worker: int, measured: Measured | None, *, evaluated: bool, alone: bool
     ) -> None:
         """Take note of what a worker has measured, or could not measure."""
-        self.told, self.evaluated = True, self.evaluated or evaluated
+        self.told = self.told or measured is not None
+        self.evaluated = self.evaluated or evaluated
         self.entered.discard(worker)
         if measured is not None:
             peak, self.held[worker], self.free = measured
@@ -97,15 +98,19 @@ def measure() -> dict[str, Measured]:
     """What this process takes of the host's memory and, if it uses one, of the GPU's."""
     import torch
 
-    found = {}
-    host, free = _resident(), free_memory()
-    if host is not None and free is not None:
-        found["host"] = (host, host, free)
+    host = measure_host()
+    found = {} if host is None else {"host": host}
     if torch.cuda.is_initialized():
         free, _ = torch.cuda.mem_get_info()
         peak, held = torch.cuda.max_memory_reserved(), torch.cuda.memory_reserved()
         found["cuda"] = (peak + CONTEXT, held + CONTEXT, free)
     return found
+
+
+def measure_host() -> Measured | None:
+    """What this process takes of the host's memory; None where the system does not say."""
+    held, free = _resident(), free_memory()
+    return None if held is None or free is None else (held, held, free)
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

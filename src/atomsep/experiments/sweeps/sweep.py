@@ -22,7 +22,7 @@ from atomsep.experiments.files import writing
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.runs import RunKey
 from atomsep.experiments.sweeps.ledger import Ledger, OnEvent, SweepReport
-from atomsep.experiments.sweeps.memory import IDLE, Room, cores, free_memory
+from atomsep.experiments.sweeps.memory import IDLE, Room, cores, free_memory, measure_host
 from atomsep.experiments.sweeps.processes import WorkerProcess, count_gpus
 
 GPU_MOST = 40
@@ -136,9 +136,9 @@ class Sweep:
         most = min(cores() - 1, GPU_MOST * gpus) if gpus else cores()
         self.jobs, self.has_gpu = self.asked or max(1, most), gpus > 0
         self.numbers = list(range(self.jobs))
-        self.host, *self.gpus = (
-            Room(self.jobs, measured=self.asked is None) for _ in range(1 + max(1, gpus))
-        )
+        auto = self.asked is None
+        self.host = Room(self.jobs, measured=auto and measure_host() is not None)
+        self.gpus = [Room(self.jobs, measured=auto and gpus > 0) for _ in range(max(1, gpus))]
 
     def _hire_more(self) -> None:
         """Start workers for the trials that may run at a time."""
