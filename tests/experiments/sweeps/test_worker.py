@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,29 @@ def line(root: Path, device: str, *assignments: str) -> str:
     key = run_key(SYNTHETIC, "plain", 0, assignments, tiny=True).record()
     trial = {"key": key, "root": str(root), "machine": {**machine, "data": "data"}}
     return json.dumps(trial) + "\n"
+
+
+SLOW = """
+import queue, sys, time
+
+class SlowQueue(queue.Queue):
+    def get(self):
+        item = super().get()
+        time.sleep(1)
+        return item
+
+queue.SimpleQueue = SlowQueue
+from atomsep.experiments.sweeps import worker
+sys.exit(worker.main())
+"""
+"""A worker that is slow to take its trial."""
+
+
+def test_a_trial_whose_sweep_is_gone_is_not_trained(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SLOW]
+    done = subprocess.run(command, input=line(tmp_path, "cpu"), capture_output=True, text=True)
+    assert done.returncode == -signal.SIGTERM
+    assert not list(tmp_path.rglob("result.json"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

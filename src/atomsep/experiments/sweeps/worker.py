@@ -150,6 +150,7 @@ def main() -> int:
 
     def read() -> None:  # in a thread, so that the end of the input is noticed during training
         for line in sys.stdin:
+            busy.set()  # here, so that a trial that waits to be taken is stopped too
             lines.put(line)
         lines.put(None)
         if busy.is_set():
@@ -162,7 +163,6 @@ def main() -> int:
     threading.Thread(target=read, daemon=True).start()
     answer({"ready": True})
     for line in iter(lines.get, None):
-        busy.set()
         last = work(line, answer)
         busy.clear()
         answer({"memory": measure(), "evaluated": False})
