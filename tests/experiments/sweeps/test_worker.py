@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import run_key
+from atomsep.experiments.sweeps import worker
 from atomsep.experiments.sweeps.worker import work
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
 
@@ -48,6 +50,31 @@ def test_a_trial_whose_sweep_is_gone_is_not_trained(tmp_path: Path) -> None:
     done = subprocess.run(command, input=line(tmp_path, "cpu"), capture_output=True, text=True)
     assert done.returncode == -signal.SIGTERM
     assert not list(tmp_path.rglob("result.json"))
+
+
+CUDA_ERROR = """CUDA error: an illegal memory access was encountered
+CUDA kernel errors might be asynchronously reported at some other API call.
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "last"),
+    [
+        (RuntimeError(CUDA_ERROR), {"failed": "RuntimeError: " + CUDA_ERROR.splitlines()[0]}),
+        (ExperimentError("no such layer"), {"failed": "no such layer"}),
+        (ZeroDivisionError(), {"failed": "ZeroDivisionError"}),
+        (MemoryError(), {"crowded": "MemoryError"}),
+    ],
+)
+def test_the_reason_of_a_failure_is_the_first_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, last: dict[str, str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(worker, "train", fail)
+    assert work(line(tmp_path, "cpu"), lambda _: None) == last
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -131,7 +131,9 @@ def _train(key: RunKey, root: Path, machine: Machine, answer: Answer) -> dict[st
         kind = "crowded" if is_out_of_memory(error) else "failed"
         if isinstance(error, ExperimentError):
             return {kind: str(error)}
-        return {kind: traceback.format_exception_only(error)[-1].strip().splitlines()[-1]}
+        # The first line: below it, CUDA's errors give advice.
+        first = str(error).strip().partition("\n")[0]
+        return {kind: ": ".join(filter(None, (type(error).__name__, first)))}
     finally:
         if torch.cuda.is_initialized():  # free the memory for the next trial
             import gc
