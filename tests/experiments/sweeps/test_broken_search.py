@@ -1,0 +1,61 @@
+"""Searches with trials that fail or break down: what is written, and what is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atomsep.cli.display import make_console, show_search
+from atomsep.experiments.runs import RunKey
+from atomsep.experiments.sweeps import search as module
+from atomsep.experiments.sweeps.ledger import Failure, OnEvent, SweepReport
+from atomsep.experiments.sweeps.search import search
+from atomsep.experiments.synthetic.experiment import SYNTHETIC
+
+SMALL = replace(SYNTHETIC, learning_rates=(), weight_grid={"": (1.0, 2.0, 4.0)})
+
+
+class MadeUp(AbstractContextManager[Any]):
+    """A sweep whose results are made up, best at weight 2; SimCLR fails."""
+
+    def __init__(self, root: Path, *_: Any) -> None:
+        self.root = root
+
+    def run(self, keys: Iterable[RunKey], on_event: OnEvent) -> SweepReport:
+        report = SweepReport()
+        for key in keys:
+            weight = key.settings.weight
+            if key.method == "simclr":
+                reason = "too hot" if weight == 1 else "out of memory"
+                report.failed.append(Failure(key, reason, self.root))
+                continue
+            result = {**key.record(), "metrics": {"accuracy": 0.9 - abs(weight - 2) / 10}}
+            report.results.append(result)
+        return report
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(module, "Sweep", MadeUp)
+
+
+def test_failures_are_shown_with_their_reasons(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = search(SMALL, ("atom", "simclr"), tmp_path, seeds=(100, 101))
+    assert found.weights == {"atom": 2.0}
+    show_search(make_console(), found)
+    lines = [each for each in capsys.readouterr().out.splitlines() if each.startswith("Failed")]
+    assert lines == [
+        "Failed: simclr, 1 setting: too hot",
+        "Failed: simclr, 2 settings: out of memory",
+    ]
