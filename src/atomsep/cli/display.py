@@ -166,6 +166,8 @@ def search_table(found: Search) -> Table:
     shown = Table("method", *columns, found.metric, title="Search")
     for trial in found.trials:
         value = f"{trial.mean:.4f}" if trial.values and not trial.reason else "failed"
+        if trial.broken_down:
+            value += f" ({len(trial.broken_down)} broke down)"
         style = "bold" if trial.point == found.point(trial.method) else None
         numbers = [f"{number:g}" for number in trial.point.values() if number is not None]
         shown.add_row(trial.method, *numbers, value, style=style)

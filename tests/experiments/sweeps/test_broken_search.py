@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -21,7 +22,7 @@ SMALL = replace(SYNTHETIC, learning_rates=(), weight_grid={"": (1.0, 2.0, 4.0)})
 
 
 class MadeUp(AbstractContextManager[Any]):
-    """A sweep whose results are made up, best at weight 2; SimCLR fails."""
+    """A sweep whose results are made up, best at weight 2; SimCLR fails, and seed 101 breaks down at 4."""
 
     def __init__(self, root: Path, *_: Any) -> None:
         self.root = root
@@ -35,6 +36,8 @@ class MadeUp(AbstractContextManager[Any]):
                 report.failed.append(Failure(key, reason, self.root))
                 continue
             result = {**key.record(), "metrics": {"accuracy": 0.9 - abs(weight - 2) / 10}}
+            if weight == 4 and key.seed == 101:
+                result["broken_down"] = "the discriminator's loss was too small"
             report.results.append(result)
         return report
 
@@ -59,3 +62,17 @@ def test_failures_are_shown_with_their_reasons(
         "Failed: simclr, 1 setting: too hot",
         "Failed: simclr, 2 settings: out of memory",
     ]
+
+
+def test_runs_that_broke_down_count_and_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = search(SMALL, ("atom",), tmp_path, seeds=(100, 101))
+    broken = {trial.weight: trial.broken_down for trial in found.trials if trial.method == "atom"}
+    assert broken == {1.0: (), 2.0: (), 4.0: (101,)}
+    [written] = [json.loads(path.read_text()) for path in tmp_path.rglob("search*.json")]
+    assert [trial["broken_down"] for trial in written["trials"]] == [[], [], [], [101]]
+    show_search(make_console(), found)
+    out = capsys.readouterr().out
+    assert "0.7000 (1 broke down)" in out
+    assert out.count("broke down") == 1

@@ -184,7 +184,7 @@ class Explorer:
         if report.stopped:
             raise StoppedError(f"the search was stopped with {len(report.left)} trials left")
         reasons = {id(failure.key): failure.reason for failure in report.failed}
-        results = {_name(result): result["metrics"] for result in report.results}
+        results = {_name(result): result for result in report.results}
         self.found.trials += [self._trial(stage, keys, results, reasons) for keys in attempts]
         self.write()
 
@@ -192,16 +192,19 @@ class Explorer:
         self,
         stage: str,
         keys: list[RunKey],
-        results: Mapping[str, Mapping[str, float]],
+        results: Mapping[str, Mapping[str, Any]],
         reasons: Mapping[int, str],
     ) -> Trial:
-        """A trial with its metric by seed, from all metrics by `_name` and reasons by `id`."""
-        values, reason = {}, ""
+        """A trial with its metric by seed, from all results by `_name` and reasons by `id`."""
+        values, reason, broken = {}, "", []
         for key in keys:
-            metrics = results.get(_name(key.record()))
-            if metrics is None:
+            result = results.get(_name(key.record()))
+            if result is None:
                 reason = reasons.get(id(key), "the run has no result")
                 continue
+            if result.get("broken_down"):
+                broken.append(key.seed)
+            metrics = result["metrics"]
             name = main_metric(self.experiment, metrics)
             if math.isfinite(metrics[name]):
                 values[key.seed] = metrics[name]
@@ -209,8 +212,8 @@ class Explorer:
                 reason = f"{name} is {metrics[name]}"
         settings = keys[0].settings
         decay, weight = getattr(settings, "weight_decay", None), settings.weight or 0.0
-        method = keys[0].method
-        return Trial(stage, method, settings.learning_rate, decay, weight, values, reason)
+        point = settings.learning_rate, decay, weight
+        return Trial(stage, keys[0].method, *point, values, reason, tuple(broken))
 
     def write(self) -> None:
         """Write `search.json`."""
