@@ -220,7 +220,7 @@ def test_search_goes_by_held_out_samples(capfd: pytest.CaptureFixture[str], tmp_
     search = ("--search", "--search-seeds", "100", "--set", "learning_rate=0.3")
     arguments = ("sweep", "synthetic", "--tiny", "--methods", "plain,atom", "--seeds", "1")
     assert call(*arguments, *search) == 0
-    found = json.loads((tmp_path / "runs/synthetic-tiny/search.json").read_text())
+    found = json.loads(next(tmp_path.glob("runs/synthetic-tiny/search-*.json")).read_text())
     validated = find_results(tmp_path / "runs", validation=True)
     assert {result["seed"] for result in validated} == {100}
     reported = {result["method"]: result for result in find_results(tmp_path / "runs")}

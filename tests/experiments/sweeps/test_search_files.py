@@ -1,4 +1,4 @@
-"""Searches with trials that fail or break down: what is written, and what is shown."""
+"""What a search writes and shows, also of trials that fail or break down."""
 
 from __future__ import annotations
 
@@ -76,3 +76,14 @@ def test_runs_that_broke_down_count_and_are_shown(
     out = capsys.readouterr().out
     assert "0.7000 (1 broke down)" in out
     assert out.count("broke down") == 1
+
+
+def test_a_search_with_other_settings_has_its_own_file(tmp_path: Path) -> None:
+    default = f"learning_rate={SMALL.settings.learning_rate}"
+    for assignments in ([], ["epochs=2"], ["epochs=3"], [default], [default, "epochs=2"]):
+        search(SMALL, ("atom",), tmp_path, seeds=(100,), assignments=assignments)
+    files = {path: path.read_text() for path in tmp_path.glob("synthetic/search-*.json")}
+    held = sorted(json.loads(text)["held"] for text in files.values())
+    assert held == [[], ["epochs=2"], ["epochs=3"], [default], [default, "epochs=2"]]
+    search(SMALL, ("atom",), tmp_path, seeds=(100,), assignments=["epochs = 2"])
+    assert set(tmp_path.glob("synthetic/search-*.json")) == files.keys(), "the same, written apart"
