@@ -51,8 +51,10 @@ def run_sweep(
     Raises:
         ExperimentError: no worker can be started, or `machine` has several devices.
     """
-    with Sweep(root, machine or Machine(), jobs) as sweep:
-        return sweep.run(trials, on_event)
+    keys = list(trials)
+    number = len({key.folder(root) for key in keys})  # with those finished: a rerun plans the same
+    with Sweep(root, machine or Machine(), jobs, number) as sweep:
+        return sweep.run(keys, on_event)
 
 
 class Sweep:
@@ -62,12 +64,15 @@ class Sweep:
         root: the folder of all runs.
         machine: where to run.
         jobs: number of runs at a time; None: as many as cores and memory allow.
+        trials: number of all trials, if it is known: fewer than cores get several threads each.
 
     Raises:
         ExperimentError: `jobs` is below 1, or `machine` has several devices.
     """
 
-    def __init__(self, root: Path, machine: Machine, jobs: int | None) -> None:
+    def __init__(
+        self, root: Path, machine: Machine, jobs: int | None, trials: int | None = None
+    ) -> None:
         if jobs is not None and jobs < 1:
             raise ExperimentError(f"--jobs must be at least 1, not {jobs}")
         if machine.devices > 1:
@@ -75,7 +80,7 @@ class Sweep:
                 f"a sweep trains each run on one device, not on {machine.devices}; --jobs uses "
                 f"several"
             )
-        self.root, self.machine, self.asked = root, machine, jobs
+        self.root, self.machine, self.asked, self.trials = root, machine, jobs, trials
         self.gpus: list[Room] = []
         self.workers: list[WorkerProcess] = []
         self.selector = selectors.DefaultSelector()
@@ -134,6 +139,7 @@ class Sweep:
             return
         gpus = count_gpus(self.machine.device)
         most = min(cores() - 1, GPU_MOST * gpus) if gpus else cores()
+        most = min(most, self.trials or most)
         self.jobs, self.has_gpu = self.asked or max(1, most), gpus > 0
         self.numbers = list(range(self.jobs))
         auto = self.asked is None
