@@ -22,7 +22,7 @@ SMALL = replace(SYNTHETIC, learning_rates=(), weight_grid={"": (1.0, 2.0, 4.0)})
 
 
 class MadeUp(AbstractContextManager[Any]):
-    """A sweep whose results are made up, best at weight 2; SimCLR fails, and seed 101 breaks down at 4."""
+    """Made-up results, best at weight 2; SimCLR fails, and seed 101 breaks down at weight 4."""
 
     def __init__(self, root: Path, *_: Any) -> None:
         self.root = root
