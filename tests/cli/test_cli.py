@@ -99,6 +99,7 @@ def test_an_odd_ratio_gets_a_hint(
             "seeds must be a number of seeds, or the seeds",
         ),
         ("sweep synthetic --search --seeds 101,", "seed 101 is in both --seeds and --search-seeds"),
+        ("sweep synthetic --search-seeds 5", "write 5, for seed 5, or 100-104 for several"),
         ("table nowhere", "there is no folder nowhere; train something first"),
         ("table . --format html", "there is no format 'html'"),
         ("table .", "there is no finished run under ."),
@@ -200,7 +201,7 @@ def test_sweep_and_table_in_real_processes(
     assert call(*sweep) == 0
     out = capfd.readouterr().out
     assert "6 of 6" in out
-    assert "6 runs are in runs; tables: atomsep table runs" in out
+    assert "Finished: 6 runs in runs; tables: atomsep table runs" in out
     assert len(find_results(tmp_path / "runs")) == 6
     tables = {}
     for format in ("markdown", "latex", "csv"):
@@ -217,10 +218,10 @@ def test_sweep_and_table_in_real_processes(
 
 
 def test_search_goes_by_held_out_samples(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    search = ("--search", "--search-seeds", "100", "--set", "learning_rate=0.3")
-    arguments = ("sweep", "synthetic", "--tiny", "--methods", "plain,atom", "--seeds", "1")
+    search = ("--search", "--search-seeds", "100,", "--set", "learning_rate=0.3")
+    arguments = ("sweep", "synthetic", "--tiny", "--methods", "atom", "--seeds", "1")
     assert call(*arguments, *search) == 0
-    found = json.loads((tmp_path / "runs/synthetic-tiny/search.json").read_text())
+    found = json.loads(next(tmp_path.glob("runs/synthetic-tiny/search-*.json")).read_text())
     validated = find_results(tmp_path / "runs", validation=True)
     assert {result["seed"] for result in validated} == {100}
     reported = {result["method"]: result for result in find_results(tmp_path / "runs")}
@@ -230,7 +231,9 @@ def test_search_goes_by_held_out_samples(capfd: pytest.CaptureFixture[str], tmp_
         key=lambda result: result["metrics"]["accuracy"],
     )
     assert found["weights"]["atom"] == best["settings"]["weight"]
-    assert "Search" in capfd.readouterr().out
+    out = capfd.readouterr().out
+    assert "Search" in out
+    assert "Finished: 1 run in runs;" in out
 
 
 def test_interrupted_it_exits_with_130_and_continues(tmp_path: Path) -> None:

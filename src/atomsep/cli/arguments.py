@@ -29,7 +29,7 @@ Tiny = Annotated[
 Out = Annotated[Path, typer.Option(help="Folder of all runs.")]
 Data = Annotated[Path, typer.Option(help="Folder of the data sets.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch public data that is missing.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps (Apple's GPU).")]
 Devices = Annotated[
     int, typer.Option(min=1, max=MOST, help="Number of devices, for data-parallel training.")
 ]
@@ -68,7 +68,7 @@ Search = Annotated[
     typer.Option(
         "--search",
         help="First choose the learning rate and weight decay with the plain method, then each "
-        "method's weight, on held-out training samples. What is set is kept.",
+        "method's weight, on held-out training samples. Settings given with --set stay fixed.",
     ),
 ]
 SearchSeeds = Annotated[str, typer.Option(help="Seeds of the search; none may be in --seeds.")]
@@ -77,7 +77,7 @@ Mps = Annotated[
     typer.Option(
         "--mps",
         help="Start NVIDIA MPS for this sweep, so that its runs use the GPU at the same time "
-        "instead of taking turns. A daemon that runs already is used and left alone.",
+        "instead of taking turns. An existing daemon is used and never stopped.",
     ),
 ]
 Workers = Annotated[
@@ -151,3 +151,22 @@ def chosen_seeds(text: str) -> list[int]:
     if sum(max(0, each.stop - each.start) for each in ranges) > MOST_SEEDS:
         raise ExperimentError(f"{text!r} is more than {MOST_SEEDS} seeds; choose fewer")
     return [seed for each in ranges for seed in each]
+
+
+def chosen_search_seeds(text: str) -> list[int]:
+    """Seeds of a search, from a list with commas and ranges.
+
+    Raises:
+        ExperimentError: as for `chosen_seeds`, or the text is a bare number, which could mean both.
+
+    Example:
+        >>> chosen_search_seeds("5,"), chosen_search_seeds("100-102")
+        ([5], [100, 101, 102])
+    """
+    number = text.strip()
+    if number.isdigit():
+        raise ExperimentError(
+            f"--search-seeds {number} could be a seed or a number of seeds; write {number}, for "
+            f"seed {number}, or 100-104 for several"
+        )
+    return chosen_seeds(text)

@@ -16,7 +16,7 @@ from rich.table import Table
 
 import atomsep
 from atomsep.cli import arguments, display
-from atomsep.cli.arguments import chosen_methods, chosen_seeds, chosen_workers
+from atomsep.cli.arguments import chosen_methods, chosen_search_seeds, chosen_seeds, chosen_workers
 from atomsep.cli.main import FAILED, STOPPED
 from atomsep.experiments.entry_points import import_extensions
 from atomsep.experiments.errors import ExperimentError, StoppedError, unknown
@@ -175,6 +175,7 @@ def sweep(
     console = display.make_console()
     chosen = find_experiment(experiment)
     names, numbers = chosen_methods(methods, chosen.methods), chosen_seeds(seeds)
+    held_out = chosen_search_seeds(search_seeds)
     workers = chosen_workers(workers, tiny)
     machine = Machine(device, 1, workers, data, download, checkpoint_seconds, data_on=data_on)
     assignments = list(set_ or ())
@@ -186,7 +187,7 @@ def sweep(
                 with display.SweepDisplay(console, "searching") as shown:
                     found = search_settings(
                         *(chosen, names, out, machine, jobs, shown),
-                        seeds=chosen_seeds(search_seeds + ","),
+                        seeds=held_out,
                         reported=numbers,
                         assignments=assignments,
                         tiny=tiny,
@@ -218,7 +219,8 @@ def sweep(
         raise SystemExit(STOPPED)
     if report.results:
         display.print_tables(report.results, "markdown")
-        console.say(f"{len(report.results)} runs are in {out}; tables: atomsep table {out}")
+        runs = display.counted(len(report.results), "run")
+        console.say(f"Finished: {runs} in {out}; tables: atomsep table {out}")
     if lost:
         console.say(f"Left out, because every trial of their search failed: {', '.join(lost)}")
     if report.failed or lost:

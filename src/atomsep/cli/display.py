@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,10 +150,13 @@ class SweepDisplay(_Display):
 
 
 def show_search(console: SafeConsole, found: Search) -> None:
-    """Print all trials of a search, what it chose, and how many settings each method tried."""
+    """Print all trials of a search, what it chose, what each method tried, and why some failed."""
     console.print(search_table(found))
     for sentence in (*found.summary(), *found.at_an_end()):
         console.say(sentence)
+    failed = Counter((trial.method, trial.reason) for trial in found.trials if trial.reason)
+    for (method, reason), count in failed.items():
+        console.say(f"Failed: {method}, {counted(count, 'setting')}: {reason}")
 
 
 def search_table(found: Search) -> Table:
@@ -162,6 +166,8 @@ def search_table(found: Search) -> Table:
     shown = Table("method", *columns, found.metric, title="Search")
     for trial in found.trials:
         value = f"{trial.mean:.4f}" if trial.values and not trial.reason else "failed"
+        if trial.broken_down:
+            value += f" ({len(trial.broken_down)} broke down)"
         style = "bold" if trial.point == found.point(trial.method) else None
         numbers = [f"{number:g}" for number in trial.point.values() if number is not None]
         shown.add_row(trial.method, *numbers, value, style=style)

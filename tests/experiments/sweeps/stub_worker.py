@@ -38,6 +38,7 @@ def share_memory(need: int) -> bool:
         free = room - sum(int(file.read_text() or 0) for file in folder.iterdir())
         if free < 0:
             held.write_text("0")
+            answer(memory={"host": [need, 0, free + need]}, evaluated=False)
             return False
         answer(memory={"host": [need, taken, free]}, evaluated=True)
         time.sleep(0.1 if taken else 0)

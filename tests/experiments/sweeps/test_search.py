@@ -102,7 +102,7 @@ def test_rate_by_plain_then_each_weight(judged: Any, tmp_path: Path) -> None:
     assert {key.seed for key in tried} == {100, 101, 102, 103, 104}
     assert {key.settings.learning_rate for key in tried if key.method != "plain"} == {0.1}
 
-    written = json.loads((tmp_path / "synthetic" / "search.json").read_text())
+    written = json.loads(next(tmp_path.glob("synthetic/search-*.json")).read_text())
     assert written["weights"] == found.weights
     # SimCLR's grid is widened by one, and atom modeling's refined by one.
     assert [len(of(written, method)) for method in ("atom", "simclr")] == [4, 4]
@@ -197,7 +197,7 @@ def test_test_samples_are_never_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert {purpose for _, purpose in drawn} == {"training samples", "validation samples"}
     assert {seed for seed, _ in drawn} == {100, 101}
     assert not [path for path in tmp_path.rglob("result.json") if "validation" not in path.parts]
-    assert (tmp_path / "synthetic-tiny" / "search.json").exists()
+    assert len(list(tmp_path.glob("synthetic-tiny/search-*.json"))) == 1
 
 
 @pytest.fixture
@@ -288,12 +288,12 @@ def test_a_search_in_processes_that_was_stopped_continues(
     options = {"seeds": (100, 101), "assignments": ["epochs=2"]}
     with pytest.raises(StoppedError):
         search(toy, METHODS, tmp_path / "stopped", CPU, 1, interrupt, **options)
-    written = json.loads((tmp_path / "stopped/toy/search.json").read_text())
+    written = json.loads(next(tmp_path.glob("stopped/toy/search-*.json")).read_text())
     assert len(written["trials"]) == 3, "the first grid"
     continued = search(toy, METHODS, tmp_path / "stopped", CPU, None, events.append, **options)
     assert sum(event.kind == "skipped" for event in events) >= 7
     monkeypatch.setattr(module, "Sweep", sweeps(train_here))
     whole = search(toy, METHODS, tmp_path / "whole", **options)
     assert asdict(continued) == asdict(whole)
-    files = [(tmp_path / name / "toy/search.json").read_text() for name in ("stopped", "whole")]
-    assert files[0] == files[1]
+    [one], [other] = (list(tmp_path.glob(f"{name}/toy/*.json")) for name in ("stopped", "whole"))
+    assert (one.name, one.read_text()) == (other.name, other.read_text())

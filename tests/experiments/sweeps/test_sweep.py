@@ -128,13 +128,13 @@ def test_as_many_run_as_there_are_cores(
     assert most_at_a_time(stubbed()) == 2
 
 
-@pytest.mark.parametrize(("startup", "hired"), [(0.0, 4), (1e6, 1)])
+@pytest.mark.parametrize(("startup", "several"), [(0.0, True), (1e6, False)])
 def test_without_a_gpu_a_worker_must_save_time(
     stubbed: Callable[[], list[list[str]]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     startup: float,
-    hired: int,
+    several: bool,
 ) -> None:
     monkeypatch.setattr(sweep, "cores", lambda: 4)
     fixed = property(lambda _: startup, lambda *_: None)
@@ -142,8 +142,8 @@ def test_without_a_gpu_a_worker_must_save_time(
     trials = [trial("atom", seed) for seed in (0, *range(10, 20))]
     monkeypatch.setenv("ROOM", "1000")
     assert len(run_sweep(trials, tmp_path, CPU, None).results) == 11
-    assert len({pid for *_, pid in stubbed()}) <= hired
-    assert hired == 1 or most_at_a_time(stubbed()) > 1
+    assert (len({pid for *_, pid in stubbed()}) > 1) == several
+    assert (most_at_a_time(stubbed()) > 1) == several
 
 
 def test_memory_for_idle_workers_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +180,24 @@ def test_out_of_memory_beside_others_is_tried_again(
         (11, "out of memory"),
     }
     assert [result["seed"] for result in report.results] == [12]
+
+
+@pytest.mark.parametrize("jobs", [4, None])
+def test_after_a_trial_that_is_too_large_others_run_side_by_side(
+    stubbed: Callable[[], list[list[str]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    jobs: int | None,
+) -> None:
+    monkeypatch.setattr(sweep, "cores", lambda: 4)
+    monkeypatch.setattr(sweep.Sweep, "_is_worth_hiring", lambda _: True)
+    monkeypatch.setenv("ROOM", "100")
+    large = trial("plain", 10, "epochs=101")
+    report = run_sweep([large, *(trial("atom", s) for s in range(10, 26))], tmp_path, CPU, jobs)
+    assert [failure.key for failure in report.failed] == [large]
+    words = [word for word, *_ in stubbed()]
+    last = len(words) - words[::-1].index("lacks")
+    assert most_at_a_time(stubbed()[last:]) > 1
 
 
 def test_one_trial_of_an_experiment_fetches_its_data(

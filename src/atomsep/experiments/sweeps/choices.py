@@ -31,6 +31,7 @@ class Trial:
         weight: weight of the method's loss.
         values: the metric by seed; a failed seed is missing.
         reason: why a seed failed; "" if none did. A trial with a failed seed cannot be chosen.
+        broken_down: seeds whose runs broke down; they count like all others.
     """
 
     stage: str
@@ -40,6 +41,7 @@ class Trial:
     weight: float
     values: dict[int, float]
     reason: str = ""
+    broken_down: tuple[int, ...] = ()
 
     @property
     def mean(self) -> float:

@@ -37,7 +37,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Failure:
-    """A trial that failed: the last line of its error, and the file with the rest."""
+    """A trial that failed: the first line of its error, and the file with the rest."""
 
     key: RunKey
     reason: str

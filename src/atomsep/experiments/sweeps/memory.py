@@ -51,6 +51,9 @@ class Room:
     told: bool = False
     evaluated: bool = False
 
+    def __post_init__(self) -> None:
+        self.most = self.limit
+
     def enter(self, worker: int) -> None:
         """Take note of a trial that starts."""
         self.entered.add(worker)
@@ -59,7 +62,8 @@ class Room:
         self, worker: int, measured: Measured | None, *, evaluated: bool, alone: bool
     ) -> None:
         """Take note of what a worker has measured, or could not measure."""
-        self.told, self.evaluated = True, self.evaluated or evaluated
+        self.told = self.told or measured is not None
+        self.evaluated = self.evaluated or evaluated
         self.entered.discard(worker)
         if measured is not None:
             peak, self.held[worker], self.free = measured
@@ -76,6 +80,11 @@ class Room:
         """Lower the limit: a trial found no memory with so many others beside it."""
         self.limit = min(self.limit, beside)
 
+    def recover(self) -> None:
+        """Forget what a trial took that was too large even alone; the next one is measured."""
+        self.limit, self.need = self.most, 0
+        self.told = self.evaluated = False
+
     def fits(self, running: int) -> bool:
         """Whether one more trial fits beside those that run. One always may run alone."""
         if running == 0 or running >= self.limit or not self.measured:
@@ -89,15 +98,19 @@ def measure() -> dict[str, Measured]:
     """What this process takes of the host's memory and, if it uses one, of the GPU's."""
     import torch
 
-    found = {}
-    host, free = _resident(), free_memory()
-    if host is not None and free is not None:
-        found["host"] = (host, host, free)
+    host = measure_host()
+    found = {} if host is None else {"host": host}
     if torch.cuda.is_initialized():
         free, _ = torch.cuda.mem_get_info()
         peak, held = torch.cuda.max_memory_reserved(), torch.cuda.memory_reserved()
         found["cuda"] = (peak + CONTEXT, held + CONTEXT, free)
     return found
+
+
+def measure_host() -> Measured | None:
+    """What this process takes of the host's memory; None where the system does not say."""
+    held, free = _resident(), free_memory()
+    return None if held is None or free is None else (held, held, free)
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

@@ -10,15 +10,16 @@ A grid whose best value lies at an end is widened there (see `grids`). All metho
 number of weights: when one grid is widened, or is longer from the start, the others are refined.
 
 Every trial is a run on disk like any other, so that a search that was stopped continues where it
-was. `search.json` in the experiment's folder of runs holds all trials and the choices.
+was. `search-DIGEST.json` in the experiment's folder of runs holds all trials and the choices; the
+digest is that of the settings before the search and of the names of those that it keeps.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from atomsep.experiments.errors import ExperimentError, StoppedError
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.runs import RunKey
-from atomsep.experiments.sweeps.choices import Point, Search, Trial, assigned
+from atomsep.experiments.sweeps.choices import SETTINGS, Point, Search, Trial, assigned
 from atomsep.experiments.sweeps.grids import best_of, between, beyond
 from atomsep.experiments.sweeps.ledger import OnEvent
 from atomsep.experiments.sweeps.sweep import Sweep
@@ -46,7 +47,7 @@ def search(
     assignments: Sequence[str] = (),
     tiny: bool = False,
 ) -> Search:
-    """Choose learning rate, weight decay and the methods' weights, and write `search.json`.
+    """Choose learning rate, weight decay and the methods' weights, and write them to a file.
 
     Args:
         experiment: the experiment to search for.
@@ -86,14 +87,15 @@ def search(
     grids = {"learning_rate": experiment.learning_rates, "weight_decay": experiment.weight_decays}
     plain = {name: grid for name, grid in grids.items() if grid and name not in given}
     with Sweep(root, machine or Machine(), jobs) as sweep:
-        explorer = Explorer(experiment, found, sweep, on_event, assignments, tiny)
+        path = held.folder(root).parents[1] / f"search-{_digest(held, given)}.json"
+        explorer = Explorer(experiment, found, sweep, on_event, assignments, tiny, path)
         explorer.choose_plain(plain)
         explorer.explore("weight", weights)
     for method in others:
         best = best_of(found.scores(method, "weight"))
         if best is not None:
             found.weights[method] = best
-    explorer.write()
+    found.write(path)
     return found
 
 
@@ -108,9 +110,10 @@ class Explorer:
         on_event: OnEvent,
         assignments: Sequence[str],
         tiny: bool,
+        path: Path,
     ) -> None:
         self.experiment, self.found, self.sweep, self.on_event = experiment, found, sweep, on_event
-        self.assignments, self.tiny = assignments, tiny
+        self.assignments, self.tiny, self.path = assignments, tiny, path
 
     def choose_plain(self, grids: Mapping[str, Sequence[float]]) -> None:
         """Choose the settings of the plain method, one after the other."""
@@ -184,24 +187,27 @@ class Explorer:
         if report.stopped:
             raise StoppedError(f"the search was stopped with {len(report.left)} trials left")
         reasons = {id(failure.key): failure.reason for failure in report.failed}
-        results = {_name(result): result["metrics"] for result in report.results}
+        results = {_name(result): result for result in report.results}
         self.found.trials += [self._trial(stage, keys, results, reasons) for keys in attempts]
-        self.write()
+        self.found.write(self.path)
 
     def _trial(
         self,
         stage: str,
         keys: list[RunKey],
-        results: Mapping[str, Mapping[str, float]],
+        results: Mapping[str, Mapping[str, Any]],
         reasons: Mapping[int, str],
     ) -> Trial:
-        """A trial with its metric by seed, from all metrics by `_name` and reasons by `id`."""
-        values, reason = {}, ""
+        """A trial with its metric by seed, from all results by `_name` and reasons by `id`."""
+        values, reason, broken = {}, "", []
         for key in keys:
-            metrics = results.get(_name(key.record()))
-            if metrics is None:
+            result = results.get(_name(key.record()))
+            if result is None:
                 reason = reasons.get(id(key), "the run has no result")
                 continue
+            if result.get("broken_down"):
+                broken.append(key.seed)
+            metrics = result["metrics"]
             name = main_metric(self.experiment, metrics)
             if math.isfinite(metrics[name]):
                 values[key.seed] = metrics[name]
@@ -209,13 +215,14 @@ class Explorer:
                 reason = f"{name} is {metrics[name]}"
         settings = keys[0].settings
         decay, weight = getattr(settings, "weight_decay", None), settings.weight or 0.0
-        method = keys[0].method
-        return Trial(stage, method, settings.learning_rate, decay, weight, values, reason)
+        point = settings.learning_rate, decay, weight
+        return Trial(stage, keys[0].method, *point, values, reason, tuple(broken))
 
-    def write(self) -> None:
-        """Write `search.json`."""
-        key = replace(self.keys_of("plain", self.found.point("plain"))[0], validation=False)
-        self.found.write(key.folder(self.sweep.root).parents[1] / "search.json")
+
+def _digest(held: RunKey, given: Iterable[str]) -> str:
+    """Eight digits that distinguish a search from those that start elsewhere or keep others."""
+    text = " ".join([held.settings.digest(), *sorted(set(SETTINGS).intersection(given))])
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 def _name(record: Mapping[str, Any]) -> str:

@@ -6,7 +6,8 @@ so that the same call continues a sweep that was stopped.
 
 How many trials run at a time is a given number, or decided by cores and memory: the first trial
 runs alone, and when its memory is known, others follow as long as they fit (see `memory`). If
-memory runs out all the same, the trial is put back and tried again with fewer beside it.
+memory runs out all the same, the trial is put back and tried again with fewer beside it. One that
+fails alone says nothing about the others, which run side by side again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from atomsep.experiments.files import writing
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.runs import RunKey
 from atomsep.experiments.sweeps.ledger import Ledger, OnEvent, SweepReport
-from atomsep.experiments.sweeps.memory import IDLE, Room, cores, free_memory
+from atomsep.experiments.sweeps.memory import IDLE, Room, cores, free_memory, measure_host
 from atomsep.experiments.sweeps.processes import WorkerProcess, count_gpus
 
 GPU_MOST = 40
@@ -50,8 +51,10 @@ def run_sweep(
     Raises:
         ExperimentError: no worker can be started, or `machine` has several devices.
     """
-    with Sweep(root, machine or Machine(), jobs) as sweep:
-        return sweep.run(trials, on_event)
+    keys = list(trials)
+    number = len({key.folder(root) for key in keys})  # with those finished: a rerun plans the same
+    with Sweep(root, machine or Machine(), jobs, number) as sweep:
+        return sweep.run(keys, on_event)
 
 
 class Sweep:
@@ -61,12 +64,15 @@ class Sweep:
         root: the folder of all runs.
         machine: where to run.
         jobs: number of runs at a time; None: as many as cores and memory allow.
+        trials: number of all trials, if it is known: fewer than cores get several threads each.
 
     Raises:
         ExperimentError: `jobs` is below 1, or `machine` has several devices.
     """
 
-    def __init__(self, root: Path, machine: Machine, jobs: int | None) -> None:
+    def __init__(
+        self, root: Path, machine: Machine, jobs: int | None, trials: int | None = None
+    ) -> None:
         if jobs is not None and jobs < 1:
             raise ExperimentError(f"--jobs must be at least 1, not {jobs}")
         if machine.devices > 1:
@@ -74,7 +80,7 @@ class Sweep:
                 f"a sweep trains each run on one device, not on {machine.devices}; --jobs uses "
                 f"several"
             )
-        self.root, self.machine, self.asked = root, machine, jobs
+        self.root, self.machine, self.asked, self.trials = root, machine, jobs, trials
         self.gpus: list[Room] = []
         self.workers: list[WorkerProcess] = []
         self.selector = selectors.DefaultSelector()
@@ -133,11 +139,12 @@ class Sweep:
             return
         gpus = count_gpus(self.machine.device)
         most = min(cores() - 1, GPU_MOST * gpus) if gpus else cores()
+        most = min(most, self.trials or most)
         self.jobs, self.has_gpu = self.asked or max(1, most), gpus > 0
         self.numbers = list(range(self.jobs))
-        self.host, *self.gpus = (
-            Room(self.jobs, measured=self.asked is None) for _ in range(1 + max(1, gpus))
-        )
+        auto = self.asked is None
+        self.host = Room(self.jobs, measured=auto and measure_host() is not None)
+        self.gpus = [Room(self.jobs, measured=auto and gpus > 0) for _ in range(max(1, gpus))]
 
     def _hire_more(self) -> None:
         """Start workers for the trials that may run at a time."""
@@ -233,6 +240,8 @@ class Sweep:
             self._rooms(worker)[-1][1].ran_out(worker.beside)
             self.ledger.put_back(key)
         else:
+            for _, room, _ in self._rooms(worker):
+                room.recover()
             self.ledger.fail(key, reason)
 
     def _remove(self, worker: WorkerProcess) -> None:

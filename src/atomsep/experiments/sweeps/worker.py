@@ -119,6 +119,8 @@ def work(line: str, answer: Answer) -> dict[str, Any]:
 
 
 def _train(key: RunKey, root: Path, machine: Machine, answer: Answer) -> dict[str, Any]:
+    if torch.cuda.is_initialized():  # what an earlier trial took says nothing about this one
+        torch.cuda.reset_peak_memory_stats()
     try:
         train(find_experiment(key.experiment), key, root, machine, Reporter(answer))
     except StoppedError as stopped:
@@ -129,7 +131,9 @@ def _train(key: RunKey, root: Path, machine: Machine, answer: Answer) -> dict[st
         kind = "crowded" if is_out_of_memory(error) else "failed"
         if isinstance(error, ExperimentError):
             return {kind: str(error)}
-        return {kind: traceback.format_exception_only(error)[-1].strip().splitlines()[-1]}
+        # The first line: below it, CUDA's errors give advice.
+        first = str(error).strip().partition("\n")[0]
+        return {kind: ": ".join(filter(None, (type(error).__name__, first)))}
     finally:
         if torch.cuda.is_initialized():  # free the memory for the next trial
             import gc
@@ -148,6 +152,7 @@ def main() -> int:
 
     def read() -> None:  # in a thread, so that the end of the input is noticed during training
         for line in sys.stdin:
+            busy.set()  # here, so that a trial that waits to be taken is stopped too
             lines.put(line)
         lines.put(None)
         if busy.is_set():
@@ -160,7 +165,6 @@ def main() -> int:
     threading.Thread(target=read, daemon=True).start()
     answer({"ready": True})
     for line in iter(lines.get, None):
-        busy.set()
         last = work(line, answer)
         busy.clear()
         answer({"memory": measure(), "evaluated": False})

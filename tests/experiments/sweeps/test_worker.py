@@ -1,0 +1,90 @@
+"""The worker: what it answers, and when it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.machine import Machine
+from atomsep.experiments.registry import run_key
+from atomsep.experiments.sweeps import worker
+from atomsep.experiments.sweeps.worker import work
+from atomsep.experiments.synthetic.experiment import SYNTHETIC
+
+
+def line(root: Path, device: str, *assignments: str) -> str:
+    """A trial, as a sweep sends it."""
+    machine = dataclasses.asdict(Machine(device=device, tensorboard=False))
+    key = run_key(SYNTHETIC, "plain", 0, assignments, tiny=True).record()
+    trial = {"key": key, "root": str(root), "machine": {**machine, "data": "data"}}
+    return json.dumps(trial) + "\n"
+
+
+SLOW = """
+import queue, sys, time
+
+class SlowQueue(queue.Queue):
+    def get(self):
+        item = super().get()
+        time.sleep(1)
+        return item
+
+queue.SimpleQueue = SlowQueue
+from atomsep.experiments.sweeps import worker
+sys.exit(worker.main())
+"""
+"""A worker that is slow to take its trial."""
+
+
+def test_a_trial_whose_sweep_is_gone_is_not_trained(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SLOW]
+    done = subprocess.run(command, input=line(tmp_path, "cpu"), capture_output=True, text=True)
+    assert done.returncode == -signal.SIGTERM
+    assert not list(tmp_path.rglob("result.json"))
+
+
+CUDA_ERROR = """CUDA error: an illegal memory access was encountered
+CUDA kernel errors might be asynchronously reported at some other API call.
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "last"),
+    [
+        (RuntimeError(CUDA_ERROR), {"failed": "RuntimeError: " + CUDA_ERROR.splitlines()[0]}),
+        (ExperimentError("no such layer"), {"failed": "no such layer"}),
+        (ZeroDivisionError(), {"failed": "ZeroDivisionError"}),
+        (MemoryError(), {"crowded": "MemoryError"}),
+    ],
+)
+def test_the_reason_of_a_failure_is_the_first_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, last: dict[str, str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(worker, "train", fail)
+    assert work(line(tmp_path, "cpu"), lambda _: None) == last
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_peak_is_that_of_the_trial(tmp_path: Path) -> None:
+    answers: list[Any] = []
+    block = torch.ones(2**31, dtype=torch.uint8, device="cuda")
+    size = block.numel()
+    del block
+    torch.cuda.empty_cache()
+    assert work(line(tmp_path, "cuda"), answers.append) == {"finished": True}
+    peaks = [answer["memory"]["cuda"][0] for answer in answers if "memory" in answer]
+    assert peaks
+    assert max(peaks) < size
