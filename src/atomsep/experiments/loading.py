@@ -97,7 +97,6 @@ class Feed(Protocol):
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """The batches of an epoch, starting with batch number `start`."""
-        ...
 
 
 class TensorFeed:
@@ -158,19 +157,14 @@ class UnreadableSampleError(ExperimentError):
     @classmethod
     def of_batch(cls, names: Sequence[str]) -> UnreadableSampleError:
         """The error for a batch of which nothing is left."""
-        return cls(
-            f"no sample of a batch can be read, for example {names[0]}; check the data folder"
-        )
+        return cls(f"no sample of a batch can be read, for example {names[0]}; check the data")
 
 
 class Unreadable(str):
-    """Name of a sample that cannot be read, with the reason.
-
-    Attributes:
-        for_now: whether the system refused, and not the file's contents.
-    """
+    """Name of a sample that cannot be read, with the reason."""
 
     for_now = False
+    """Whether the system refused, and not the file's contents."""
 
 
 def read_sample(samples: Samples, index: int) -> Any:
@@ -185,7 +179,7 @@ def read_sample(samples: Samples, index: int) -> Any:
         name = samples.names[index]
         reason = str(error).replace(f" {name!r}", "")  # Pillow repeats the name
         unreadable = Unreadable(f"{name} ({reason})")
-        # Pillow's own errors have no number.
+        # (Pillow's own errors have no number.)
         unreadable.for_now = getattr(error, "errno", None) not in (None, errno.ENOENT)
         return unreadable
 
