@@ -220,6 +220,6 @@ def _mapped(place: Path) -> dict[str, Tensor]:
                 arrays[Path(name).stem] = torch.from_numpy(array)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ExperimentError(
-            f"{place} is damaged ({error}); remove it, and it will be made again"
+            f"{place} is damaged ({error}); delete that folder to have it rebuilt"
         ) from error
     return arrays
