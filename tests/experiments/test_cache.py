@@ -225,7 +225,7 @@ def test_a_damaged_array_is_refused(tmp_path: Path, make: Maker, damage: str) ->
         file.write_bytes(b"x" * file.stat().st_size)
     else:
         (place / "about.json").write_text("{")
-    with pytest.raises(ExperimentError, match=f"{place.name} is damaged .*; remove it"):
+    with pytest.raises(ExperimentError, match=f"{place.name} is damaged .*; delete that folder"):
         get(tmp_path, make)
 
 

@@ -1,62 +1,25 @@
-"""The loop: what it writes, how it continues, what it refuses."""
+"""The loop: what it writes, and what it refuses."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import threading
-import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from processes import start
+from mixture_runs import SAMPLED, SYNTHETIC, StopAt, run, tiny, weights, without_times
 from tiny_runs import read_metrics
 from torch import Tensor
 
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.machine import Machine, make_fabric
-from atomsep.experiments.progress import Listener, Meter
+from atomsep.experiments.progress import Meter
 from atomsep.experiments.registry import find_experiment, run_key
-from atomsep.experiments.runs import Run, RunKey
+from atomsep.experiments.runs import Run
 from atomsep.experiments.task import Context, Task
-from atomsep.experiments.training import StoppedError, train
-
-SYNTHETIC = find_experiment("synthetic")
-SAMPLED = ("method.pairs=sampled", "method.tokens=3")
-"""Makes atom modeling draw random numbers of its own, the hardest case for continuing."""
-
-
-def tiny(method: str = "plain", seed: int = 0, *settings: str) -> RunKey:
-    return run_key(SYNTHETIC, method, seed, settings, tiny=True)
-
-
-def run(key: RunKey, root: Path, **machine: Any) -> dict[str, Any]:
-    return train(SYNTHETIC, key, root, Machine(tensorboard=False, **machine))
-
-
-def weights(key: RunKey, root: Path) -> dict[str, Tensor]:
-    state: dict[str, Tensor] = torch.load(Run(key.folder(root)).model, weights_only=True)["model"]
-    return state
-
-
-def without_times(line: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in line.items() if name != "seconds"}
-
-
-class StopAt(Listener):
-    """Ends the run by an exception when an epoch is evaluated, as a crash would."""
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def evaluated(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        if epoch == self.epoch:
-            raise MemoryError
+from atomsep.experiments.training import train
 
 
 def test_the_result_file_tells_the_whole_story(tmp_path: Path) -> None:
@@ -171,146 +134,6 @@ def test_methods_differ_by_their_loss_alone(
         for part, state in states["plain"].items():
             for tensor, value in state.items():
                 assert torch.equal(value, states[method][part][tensor]), (method, tensor)
-
-
-@pytest.mark.parametrize("method", ["atom", "simclr"])
-def test_a_crashed_run_continues_and_ends_bit_for_bit_as_an_unbroken_one(
-    tmp_path: Path, method: str
-) -> None:
-    options = ("epochs=4", "evaluate_every=1", *(SAMPLED if method == "atom" else ()))
-    key = tiny(method, 0, *options)
-    unbroken = run(key, tmp_path / "unbroken")
-    machine = Machine(tensorboard=False, checkpoint_seconds=0)
-    for epoch in (1, 3):
-        with pytest.raises(MemoryError):
-            train(SYNTHETIC, key, tmp_path / "broken", machine, StopAt(epoch))
-    broken = train(SYNTHETIC, key, tmp_path / "broken", machine)
-    assert broken["metrics"] == unbroken["metrics"]
-    lines = [read_metrics(key.folder(tmp_path / each)) for each in ("unbroken", "broken")]
-    assert [without_times(x) for x in lines[0]] == [without_times(x) for x in lines[1]]
-    for name, value in weights(key, tmp_path / "broken").items():
-        assert torch.equal(value, weights(key, tmp_path / "unbroken")[name]), name
-
-
-@pytest.mark.parametrize(("name", "method"), [("pets", "simclr"), ("cola", "mixcse")])
-def test_images_and_text_continue_bit_for_bit(tmp_path: Path, name: str, method: str) -> None:
-    experiment = find_experiment(name)
-    key = run_key(experiment, method, 0, ("evaluate_every=1",), tiny=True)
-    machine = Machine(tensorboard=False, workers=1, checkpoint_seconds=0)
-    unbroken = train(experiment, key, tmp_path / "unbroken", machine)
-    with pytest.raises(MemoryError):
-        train(experiment, key, tmp_path / "broken", machine, StopAt(1))
-    broken = train(experiment, key, tmp_path / "broken", machine)
-    assert broken["metrics"] == unbroken["metrics"]
-    for part, value in weights(key, tmp_path / "broken").items():
-        assert torch.equal(value, weights(key, tmp_path / "unbroken")[part]), part
-
-
-def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
-    key = tiny()
-    folder = key.folder(tmp_path)
-    folder.mkdir(parents=True)
-    (folder / "checkpoint.pt").write_bytes(b"PK\x03\x04 half of one")
-    with pytest.raises(
-        ExperimentError, match="checkpoint.pt cannot be used .* remove it to start the run over"
-    ):
-        run(key, tmp_path)
-
-
-def spoil_nothing(state: dict[str, Any]) -> None:
-    """The checkpoint as it was written."""
-
-
-def spoil_a_part(state: dict[str, Any]) -> None:
-    del state["parts"]["optimiser"]
-
-
-def spoil_a_shape(state: dict[str, Any]) -> None:
-    state["parts"]["model"]["head.weight"] = torch.zeros(3)
-
-
-def spoil_the_lines(state: dict[str, Any]) -> None:
-    state["lines"] = []
-
-
-def spoil_a_line(state: dict[str, Any]) -> None:
-    state["lines"] = [line.replace('"step": 4', '"step": 3') for line in state["lines"]]
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        *(spoil_nothing, spoil_a_part, spoil_a_shape, spoil_the_lines, spoil_a_line),
-        *(lambda state: state.pop("meter"), lambda state: state.update(epoch="third")),
-        *(lambda state: state.update(parts=[]), lambda state: state.clear()),
-    ],
-)
-def test_a_checkpoint_that_lacks_something_is_named(tmp_path: Path, spoil: Any) -> None:
-    key = tiny("plain", 0, "evaluate_every=1")
-    machine = Machine(tensorboard=False, checkpoint_seconds=0)
-    with pytest.raises(MemoryError):
-        train(SYNTHETIC, key, tmp_path, machine, StopAt(2))
-    on_disk = Run(key.folder(tmp_path))
-    state = on_disk.load_checkpoint(torch.device("cpu"))
-    assert state is not None
-    spoil(state)
-    torch.save(state, on_disk.checkpoint)
-    if spoil is spoil_nothing:
-        assert run(key, tmp_path)["metrics"]
-        return
-    with pytest.raises(ExperimentError, match=r"checkpoint.pt cannot be used \(\w+Error"):
-        run(key, tmp_path)
-    on_disk.checkpoint.unlink()
-    assert run(key, tmp_path)["metrics"], "as the message says, it starts over"
-
-
-def train_with_checkpoints(key: RunKey, root: Path) -> None:
-    run(key, root, checkpoint_seconds=0.05)
-
-
-def test_killed_at_any_moment_it_ends_the_same(tmp_path: Path) -> None:
-    """kill -9 of a real process, three times, somewhere."""
-    key = tiny("atom", 0, "epochs=60", "train_samples=512", *SAMPLED)
-    unbroken = run(key, tmp_path / "unbroken")
-    root = tmp_path / "killed"
-    folder = key.folder(root)
-    for _ in range(3):
-        before = len(read_metrics(folder))
-        process = start(train_with_checkpoints, key, root)
-        while len(read_metrics(folder)) <= before + 2 and process.is_alive():
-            time.sleep(0.005)
-        process.kill()
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
-    state = Run(folder).load_checkpoint(torch.device("cpu"))
-    assert state is not None
-    assert 0 < state["epoch"] < 60
-    (folder / ".checkpoint.pt.1.part").write_text("half a checkpoint")
-    result = run(key, root, checkpoint_seconds=1000)
-    assert not list(folder.glob(".*.part"))
-    assert result["metrics"] == unbroken["metrics"]
-    assert without_times(result["last_epoch"]) == without_times(unbroken["last_epoch"])
-    for name, value in weights(key, root).items():
-        assert torch.equal(value, weights(key, tmp_path / "unbroken")[name]), name
-
-
-def test_interrupted_it_stops_between_steps_with_a_checkpoint(tmp_path: Path) -> None:
-    key = tiny("plain", 0, "epochs=2000")
-
-    def interrupt() -> None:
-        while not read_metrics(key.folder(tmp_path)):
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(StoppedError, match="stopped in epoch .* with a checkpoint"):
-        run(key, tmp_path, checkpoint_seconds=1000)
-    thread.join()
-    state = Run(key.folder(tmp_path)).load_checkpoint(torch.device("cpu"))
-    assert state is not None
-    assert state["epoch"] > 0
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
