@@ -49,11 +49,13 @@ class Gauge(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, latent: Tensor, rule: RuledAtom, share: float) -> tuple[Tensor, Tensor]:
+        """The latent twice."""
         ctx.rule, ctx.share = rule, share
         return latent.clone(), latent.clone()
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """The task's gradient plus the loss's, times the rule's weight."""
         own, task = gradients
         weight = ctx.rule.weigh(ctx.share, own, task)  # type: ignore[attr-defined]
         return task + (weight * own.float()).to(task.dtype), None, None
@@ -84,7 +86,9 @@ class RuledAtom(Atom):
 
     def weigh(self, share: float, own: Tensor, task: Tensor) -> Tensor:
         """The weight of this step. Runs in the backward pass, on the device, without waiting."""
-        own_norm, task_norm = (torch.linalg.vector_norm(g, dtype=torch.float32) for g in (own, task))
+        own_norm, task_norm = (
+            torch.linalg.vector_norm(g, dtype=torch.float32) for g in (own, task)
+        )
         usable = (own_norm > 0) & (task_norm > 0) & own_norm.isfinite() & task_norm.isfinite()
         exact = torch.where(usable, share * task_norm / own_norm, 0)
         measuring = (self.step < CALIBRATION) & usable
