@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from atomsep import checks
 from atomsep.checks import Norm, PositionMap, Scale, ScoreMap
+from atomsep.core.distributed import Ranks, loss_of_all, loss_of_drawn
 from atomsep.core.layout import Layout
 from atomsep.core.node import Measured, measure
 from atomsep.core.origin import Origin
 from atomsep.core.reference import pair_loss
-from atomsep.core.statistics import Reading, Statistics, Terms, Tokens
+from atomsep.core.statistics import FIELDS, Reading, Statistics, Terms, Tokens
 from atomsep.functional import DEFAULT_SOFTENING, apply_maps, widen
 
 
@@ -45,6 +46,9 @@ class AtomLoss(nn.Module):
         seed: of the random generator for sampling, which is the loss's own: drawing from it
             leaves the global one, and so dropout and data order, untouched.
         energy: weight λ0 of the energy; 0 leaves it out, so that the constraints act alone.
+        group: the `torch.distributed` process group whose samples form one batch: "world" for all
+            ranks, once a process group is initialised; None keeps pairs within each rank. See
+            [several processes](../costs.md#several-processes).
 
     Shape:
         - latent: `(M, N, h)`, float16, bfloat16, float32 or float64
@@ -72,6 +76,7 @@ class AtomLoss(nn.Module):
         seed: int = 0,
         *,
         energy: float = 1.0,
+        group: Any = "world",
     ) -> None:
         super().__init__()
         checks.check_norm(norm)
@@ -100,6 +105,7 @@ class AtomLoss(nn.Module):
         self.tokens = tokens
         self.seed = seed
         self.draws = 0
+        self.ranks = Ranks(group)
 
     @classmethod
     def paper(cls, norm: Norm = 2, *, tokens: int = 100, seed: int = 0) -> AtomLoss:
@@ -121,8 +127,18 @@ class AtomLoss(nn.Module):
         checks.check_latent(latent, self.charge, self.position)
         return self.from_statistics(self.measure(latent, mask, Layout(), weight=1.0).statistics)
 
-    def from_statistics(self, statistics: Statistics, weight: float = 1.0) -> Tensor:
-        """The loss from the per-sample statistics that `measure` gave, times a weight."""
+    def from_statistics(
+        self, statistics: Statistics, weight: float = 1.0, layer: str = ""
+    ) -> Tensor:
+        """The loss from the per-sample statistics that `measure` gave, times a weight.
+
+        Args:
+            statistics: of this process's samples.
+            weight: factor of the loss.
+            layer: the layer's name, which must be the same on all ranks.
+        """
+        if self.ranks.several:
+            return self._of_all_ranks(statistics, weight, layer)
         if self.pairs == "sampled":
             pairs = self._draw_pairs(len(statistics.count), statistics.count.device)
             return weight * pair_loss(statistics, self.terms, pairs)
@@ -148,9 +164,13 @@ class AtomLoss(nn.Module):
         still ask for another weight.
         """
         samples, length, features = layout.sizes(source)
+        if self.ranks.several:
+            self.ranks.average_gradients(self.parameters())
+        if samples == 0 and self.ranks.several:
+            return self._measure_nobody(source, layout)
         checks.check_tokens(source, samples, length, features, self.charge, self.position)
         count = checks.count_real(samples, length, mask, source)
-        given = weight is not None and self.pairs == "all"
+        given = weight is not None and self.pairs == "all" and not self.ranks.several
         asked: dict[str, Any] = {"terms": self.terms, "weight": weight or 1.0} if given else {}
         drawn = self.tokens is not None and self.tokens < length
         if self.position is None and isinstance(self.charge, int) and not drawn:
@@ -175,6 +195,14 @@ class AtomLoss(nn.Module):
         measured = measure(Tokens(positions, scores, mask, count, reading), **asked)
         charge = measured.charge.to(source.dtype) if charge is None else charge
         return Measured(passed, charge, measured.statistics)
+
+    def _measure_nobody(self, source: Tensor, layout: Layout) -> Measured:
+        """An empty batch, on a rank among others: nothing to read, but a part of the graph."""
+        tokens = layout.tokens(source)
+        scores, positions = apply_maps(widen(tokens), self.charge, self.position)
+        nobody = positions.new_zeros(0, FIELDS + positions.shape[-1])
+        table = nobody + (scores.sum() + positions.sum())
+        return Measured(source.clone(), tokens[..., 0], Statistics(table, nobody[:, 0]))
 
     def importance(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Token importance of a latent: its charges, `(M, N)`, 0 on padding.
@@ -219,6 +247,20 @@ class AtomLoss(nn.Module):
     def samples(self) -> bool:
         """Whether pairs or tokens are sampled."""
         return self.pairs == "sampled" or self.tokens is not None
+
+    def _of_all_ranks(self, statistics: Statistics, weight: float, layer: str) -> Tensor:
+        if checks.transforms_active():
+            raise RuntimeError(
+                "pairs across processes cannot be formed inside torch.func transforms or "
+                "forward-mode AD; pass AtomLoss(group=None) to form them within each process"
+            )
+        sampled = {"tokens": self.tokens, "seed": self.seed} if self.samples else {}
+        settings = {"layer": layer, "pairs": self.pairs, **sampled, **self.terms._asdict()}
+        link = self.ranks.link(statistics, **settings)
+        if self.pairs == "all":
+            return loss_of_all(statistics, self.terms, weight, link)
+        generator = self._generator(statistics.table.device)
+        return weight * loss_of_drawn(statistics, self.terms, link, generator)
 
     def _generator(self, device: torch.device) -> torch.Generator:
         """A generator for one draw, fixed by the seed and the number of draws before it."""

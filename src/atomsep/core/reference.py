@@ -55,10 +55,13 @@ def pair_loss(
 
 def constraints(statistics: F.AtomStatistics, terms: Terms) -> Tensor:
     """Weighted mean over samples of neutrality and occupancy."""
-    return (
-        terms.neutrality * F.neutrality(statistics, terms.scale)
-        + terms.occupancy * F.occupancy(statistics, terms.scale)
-    ).mean()
+    return constraint_terms(statistics, terms).mean()
+
+
+def constraint_terms(statistics: F.AtomStatistics, terms: Terms) -> Tensor:
+    """Neutrality and occupancy of each sample, weighted, `(M,)`."""
+    neutrality = F.neutrality(statistics, terms.scale)
+    return terms.neutrality * neutrality + terms.occupancy * F.occupancy(statistics, terms.scale)
 
 
 def listed_energy(

@@ -207,7 +207,7 @@ class LayerTap:
         statistics, held.statistics = held.statistics, None
         assert statistics is not None
         held.taken = None if held.depth else statistics.detach()
-        loss = self.attachment.criterion.from_statistics(statistics, weight)
+        loss = self.attachment.criterion.from_statistics(statistics, weight, self.name)
         if transforms_active():
             return loss
         if not statistics.table.requires_grad:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from atomsep.core.plain.precision import full_precision
-from atomsep.core.reference import constraints
+from atomsep.core.reference import constraint_terms, constraints
 from atomsep.core.statistics import Statistics, Terms
 from atomsep.functional import OCCUPANCY_TARGET, coulomb, nuclear_distance, scale_unit, soften
 
@@ -29,7 +29,7 @@ def pair_loss(
     statistics = Statistics(table, count)
     if not terms.energy:
         loss = weight * constraints(statistics, terms)
-        return loss, _gradient(statistics, terms, [], weight) if gradient else None
+        return loss, _gradient(statistics, terms, [], weight, len(count)) if gradient else None
     energies, slopes = [], []
     for rows in row_blocks(statistics, terms):
         energies.append(rows.energy().sum())
@@ -37,15 +37,51 @@ def pair_loss(
             slopes.append(rows.gradient())
     energy = terms.energy * _mean(statistics, energies)
     loss = weight * (energy + constraints(statistics, terms))
-    return loss, _gradient(statistics, terms, slopes, weight) if gradient else None
+    return loss, _gradient(statistics, terms, slopes, weight, len(count)) if gradient else None
+
+
+@full_precision
+def pair_loss_of_rows(
+    table: Tensor,
+    count: Tensor,
+    terms: Terms,
+    weight: float,
+    own: slice,
+    absent: Tensor,
+    samples: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """What some samples contribute to the loss of all, and the loss's gradient by their rows.
+
+    Args:
+        table: statistics of all samples, and rows that stand for nobody.
+        count: number of real tokens, one per row.
+        terms: norm, softening, scale and the weights of energy and constraints.
+        weight: factor of the loss.
+        own: the samples.
+        absent: true on rows that stand for nobody.
+        samples: how many rows stand for somebody, a scalar.
+    """
+    statistics, mine = Statistics(table, count), Statistics(table[own], count[own])
+    loss = (constraint_terms(mine, terms) / samples).sum()
+    energies, slopes = [loss.new_zeros(())], []
+    if terms.energy:
+        for rows in row_blocks(statistics, terms, own, absent):
+            energies.append(rows.energy().sum())
+            slopes.append(rows.gradient())
+    energy = torch.stack(energies).sum() / (samples * (samples - 1)).clamp_min(1)
+    gradient = _gradient(mine, terms, slopes, weight, samples)
+    return weight * (terms.energy * energy + loss), gradient
 
 
 def _gradient(
-    statistics: Statistics, terms: Terms, slopes: list[tuple[Tensor, ...]], weight: float
+    statistics: Statistics,
+    terms: Terms,
+    slopes: list[tuple[Tensor, ...]],
+    weight: float,
+    samples: int | Tensor,
 ) -> Tensor:
     """The gradient of the table, from the slopes of the energies, if any, and the constraints."""
     count = statistics.count
-    samples = len(count)
     unit = scale_unit(count, terms.scale)
     protons = electrons = net = radius = torch.zeros_like(count)
     nucleus = torch.zeros_like(statistics.nucleus)
@@ -53,7 +89,9 @@ def _gradient(
         protons, electrons, net, radius, nucleus = (
             torch.cat(part) for part in zip(*slopes, strict=True)
         )
-    pair_weight = 2 * weight * terms.energy / max(1, samples * (samples - 1))
+    pairs = samples * (samples - 1)
+    pairs = pairs.clamp_min(1) if isinstance(pairs, Tensor) else max(1, pairs)
+    pair_weight = 2 * weight * terms.energy / pairs
     sample_weight = 2 * weight / samples
     excess = (statistics.charge_square - OCCUPANCY_TARGET * count) * unit
     return Statistics.pack(
@@ -87,25 +125,32 @@ BLOCK = 1 << 22
 """Numbers per block: one per pair, on a GPU one per feature of a pair."""
 
 
-def row_blocks(statistics: Statistics, terms: Terms) -> Iterator[_Rows]:
-    """Blocks of rows of the matrix of pairs."""
+def row_blocks(
+    statistics: Statistics, terms: Terms, own: slice | None = None, absent: Tensor | None = None
+) -> Iterator[_Rows]:
+    """Blocks of rows of the matrix of pairs: of all, or of some samples with all that are there."""
     samples, features = statistics.nucleus.shape
+    first, last = (0, samples) if own is None else (own.start, own.stop)
     # On a GPU the gradient of torch.cdist takes memory for all features of all pairs.
     each = samples if statistics.nucleus.device.type == "cpu" else samples * features
     step = max(1, BLOCK // max(each, 1))
-    for start in range(0, samples, step):
-        yield _Rows(statistics, terms, slice(start, min(start + step, samples)))
+    for start in range(first, last, step):
+        yield _Rows(statistics, terms, slice(start, min(start + step, last)), absent)
 
 
 class _Rows:
     """The pairs of some samples with all others, charges in the loss's scale."""
 
-    def __init__(self, statistics: Statistics, terms: Terms, rows: slice) -> None:
+    def __init__(
+        self, statistics: Statistics, terms: Terms, rows: slice, absent: Tensor | None = None
+    ) -> None:
         self.norm = terms.norm
         self.nucleus, self.own_nucleus = statistics.nucleus, statistics.nucleus[rows]
         self.raw = nuclear_distance(self.own_nucleus, self.nucleus, terms.norm)
         index = torch.arange(len(self.nucleus), device=self.nucleus.device)
-        self.same = index[rows].unsqueeze(1) == index
+        self.same = index[rows].unsqueeze(1) == index  # left out
+        if absent is not None:
+            self.same = self.same | absent
         self.distance = soften(self.raw.masked_fill(self.same, 1), terms.softening)
         radius = statistics.radius
         self.mean_radius = (radius[rows].unsqueeze(1) + radius) / 2

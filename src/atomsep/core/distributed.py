@@ -1,0 +1,277 @@
+r"""Pairs across processes: one loss over the samples of all ranks.
+
+The statistics of a sample are a row of about h numbers, so every rank can have those of all. They
+are gathered once, when the loss is asked for. A rank then sums the rows of its own samples over all
+others. The energy is symmetric, so twice the gradient of these rows, with the other samples held
+fixed, is the gradient of the whole loss with respect to the rank's own samples: the backward pass
+needs no collective.
+
+Data-parallel training divides the sum of all gradients by the number of ranks. So that the result
+is the gradient of one process on the concatenated batch, each rank's is multiplied by it here.
+
+Ranks may have different numbers of samples, also none. All send a block of the same height, and its
+first row says how many of the others stand for samples, so no number has to reach the host.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from atomsep.core.plain.pairs import pair_loss_of_rows
+from atomsep.core.reference import constraint_terms, listed_energy
+from atomsep.core.statistics import FIELDS, Statistics, Terms
+
+PATIENCE = 30
+"""Seconds after which a rank says whom it is waiting for."""
+
+
+class Ranks:
+    """The processes whose samples form one batch, and how they exchange statistics.
+
+    Args:
+        group: a `torch.distributed` process group, "world" for all ranks, or None for this one.
+    """
+
+    def __init__(self, group: Any) -> None:
+        if not (group is None or group == "world" or isinstance(group, dist.ProcessGroup)):
+            raise TypeError(
+                f'group must be "world", None or a torch.distributed process group, not {group!r}'
+            )
+        self.group = group
+        self.links: dict[tuple[Any, ...], Link] = {}
+
+    def __deepcopy__(self, memo: Any) -> Ranks:
+        """A copy belongs to the same group, and makes links of its own."""
+        return Ranks(self.group)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A process group cannot be stored: a stored one becomes "world"."""
+        return Ranks, (None if self.group is None else "world",)
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one."""
+        if self.group is None or not (dist.is_available() and dist.is_initialized()):
+            return False
+        return dist.get_world_size(self._handle) > 1
+
+    @property
+    def _handle(self) -> Any:
+        return None if self.group == "world" else self.group
+
+    def link(self, statistics: Statistics, **about: Any) -> Link:
+        """The exchange of the statistics of one layer.
+
+        Args:
+            statistics: of this rank's samples.
+            **about: what must be equal on all ranks.
+        """
+        samples, width = statistics.table.shape
+        about |= {"features": width - FIELDS, "dtype": str(statistics.table.dtype)}
+        key = tuple(about.values())
+        if key not in self.links:
+            self.links[key] = Link(self._handle, about, samples)
+        return self.links[key]
+
+    def average_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Have the gradients of parameters that no data-parallel wrapper knows averaged."""
+        for parameter in parameters:
+            hooks = (parameter._backward_hooks or {}).values()
+            if parameter.requires_grad and not any(isinstance(h, _Averaging) for h in hooks):
+                parameter.register_hook(_Averaging(self._handle))
+
+
+class _Averaging:
+    """A hook that replaces a gradient by its mean over the ranks."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        mean = gradient / dist.get_world_size(self.group)
+        dist.all_reduce(mean, group=self.group)
+        return mean
+
+
+class Everyone(NamedTuple):
+    """The statistics of all ranks' samples.
+
+    Attributes:
+        rows: table and counts, with rows that stand for nobody.
+        absent: true on those.
+        samples: how many samples there are, a scalar.
+        own: the rows of this rank's samples.
+    """
+
+    rows: tuple[Tensor, Tensor]
+    absent: Tensor
+    samples: Tensor
+    own: slice
+
+
+class Link:
+    """How the ranks of a group exchange the statistics of one layer.
+
+    The first exchange makes sure that all ranks mean the same loss, and agrees on the height of the
+    blocks: twice the largest number of samples that a rank has then.
+
+    Args:
+        group: the process group; None for all ranks.
+        about: what must be equal on all ranks, by name.
+        samples: how many samples this rank has.
+
+    Raises:
+        RuntimeError: the ranks differ, or one of them does not come.
+    """
+
+    def __init__(self, group: Any, about: dict[str, Any], samples: int) -> None:
+        self.group = group
+        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        largest = max(_exchange(self.group, about, samples))
+        self.capacity = 2 * max(1, largest)
+
+    def gather(self, table: Tensor, count: Tensor) -> Everyone:
+        """The statistics of all ranks."""
+        samples, width = table.shape
+        fits = samples <= self.capacity
+        block = table.new_zeros(1 + self.capacity, width + 1)
+        block[0, 0] = samples
+        if fits:
+            block[1 : 1 + samples, :width] = table
+            block[1 : 1 + samples, width] = count
+        blocks = [torch.empty_like(block) for _ in range(self.size)]
+        dist.all_gather(blocks, block, group=self.group)
+        sizes = torch.stack([each[0, 0] for each in blocks])
+        if block.device.type == "cpu" and sizes.max() > self.capacity:
+            self.capacity = 2 * int(sizes.max())
+            return self.gather(table, count)
+        if not fits:
+            raise RuntimeError(
+                f"rank {self.rank} has {samples} samples, but the ranks agreed on at most "
+                f"{self.capacity} each at their first loss. Let the first batch be the largest, "
+                f"or form pairs within each rank: AtomLoss(group=None)"
+            )
+        rows = torch.cat([each[1:] for each in blocks])
+        place = torch.arange(self.capacity, device=table.device)
+        absent = (place >= sizes.unsqueeze(1)).flatten()
+        # A count of 1 keeps means over the tokens of nobody finite.
+        counts = rows[:, width].masked_fill(absent, 1)
+        start = self.rank * self.capacity
+        return Everyone(
+            (rows[:, :width], counts), absent, sizes.sum(), slice(start, start + samples)
+        )
+
+
+def loss_of_all(statistics: Statistics, terms: Terms, weight: float, link: Link) -> Tensor:
+    """The loss over the samples of all ranks and all their pairs, equal on every rank."""
+    loss: Tensor = _AllPairs.apply(statistics.table, statistics.count, terms, weight, link)
+    return loss
+
+
+class _AllPairs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, table: Tensor, count: Tensor, terms: Terms, weight: float, link: Link
+    ) -> Tensor:
+        (rows, counts), absent, samples, own = link.gather(table, count)
+        loss, gradient = pair_loss_of_rows(rows, counts, terms, weight, own, absent, samples)
+        dist.all_reduce(loss, group=link.group)
+        ctx.save_for_backward(gradient * link.size)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # the other ranks' samples are held fixed here
+            raise RuntimeError(
+                "the gradient of an atom loss across processes cannot be differentiated again; "
+                "pass AtomLoss(group=None) to form pairs within each process"
+            )
+        [gradient] = ctx.saved_tensors
+        return gradient * grad, None, None, None, None
+
+
+def loss_of_drawn(
+    statistics: Statistics, terms: Terms, link: Link, generator: torch.Generator
+) -> Tensor:
+    """The same with as many random pairs as there are samples.
+
+    All ranks draw the same pairs, so each computes the whole loss; its own rows have a gradient.
+    """
+    (rows, counts), absent, samples, own = link.gather(statistics.table, statistics.count)
+    rows = rows.index_copy(
+        0, torch.arange(own.start, own.stop, device=rows.device), statistics.table
+    )
+    everyone = Statistics(rows, counts)
+    places = absent.to(torch.uint8).argsort(stable=True)  # samples first
+    draw = torch.rand(2, len(rows), generator=generator, device=rows.device, dtype=torch.float64)
+    first = (draw[0] * samples).long()
+    second = (first + 1 + (draw[1] * (samples - 1)).long()) % samples.long().clamp_min(1)
+    # As many pairs as samples; a sample is never paired with itself, and a single one with nobody.
+    drawn = torch.arange(len(rows), device=rows.device) < samples * (samples > 1)
+    energies = listed_energy(everyone, places[first], places[second].where(drawn, 0), terms)
+    energy = energies.where(drawn, 0).sum() / samples
+    constraint = constraint_terms(everyone, terms).masked_fill(absent, 0).sum() / samples
+    loss = terms.energy * energy + constraint
+    return loss.detach() + link.size * (loss - loss.detach())
+
+
+_exchanges: Counter[str] = Counter()
+"""How many links the ranks of a group have made, by the group's name."""
+
+
+def _exchange(group: Any, about: dict[str, Any], samples: int) -> list[int]:
+    """Compare what the ranks are about; returns how many samples each has.
+
+    It goes through the store that the ranks met in, not through a collective: a rank that never
+    comes is named, and ranks that disagree about the size of a collective cannot hang.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    name = (group or dist.group.WORLD).group_name
+    _exchanges[name] += 1
+    start = f"atomsep/{name}/{_exchanges[name]}"
+    store.set(f"{start}/{rank}", json.dumps([about, samples]))
+    answers = []
+    for other in range(size):
+        key = f"{start}/{other}"
+        _wait(store, key, other)
+        answers.append(json.loads(store.get(key)))
+    for other, (theirs, _) in enumerate(answers):
+        for what, value in answers[0][0].items():
+            if theirs.get(what) != value:
+                raise RuntimeError(
+                    f"the ranks do not have the same atom loss: {what} is {value!r} on rank 0 and "
+                    f"{theirs.get(what)!r} on rank {other}. Attach to the same layers with the "
+                    f"same settings, in the same order, on every rank"
+                )
+    return [count for _, count in answers]
+
+
+def _wait(store: Any, key: str, other: int) -> None:
+    whole = store.timeout.total_seconds()
+    try:
+        store.wait([key], timedelta(seconds=min(PATIENCE, whole)))
+        return
+    except RuntimeError:
+        if whole > PATIENCE:
+            warnings.warn(
+                f"waiting for rank {other}, which has not asked for its atom loss yet",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    try:
+        store.wait([key], timedelta(seconds=max(0.1, whole - PATIENCE)))
+    except RuntimeError:
+        raise RuntimeError(
+            f"rank {other} did not ask for its atom loss within {whole:.0f} seconds. Call loss() "
+            f"on every rank, or form pairs within each rank: AtomLoss(group=None)"
+        ) from None

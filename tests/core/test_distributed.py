@@ -1,0 +1,387 @@
+"""One loss over the samples of several processes, against one process on all of them."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Ranks
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from atomsep import AtomLoss, attach
+from atomsep.functional import coulomb
+
+TOKENS, FEATURES = 6, 5
+SIZES = [(4, 4), (5, 1, 7), (5, 0, 7), (1, 1), (3, 1, 0, 6)]
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    ranks = Ranks(4)
+    yield ranks
+    ranks.close()
+
+
+class Model(nn.Module):
+    """Two layers with tokens, then a head; takes a padding mask."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64, checkpointed: bool = False) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.first, self.second = nn.Linear(3, FEATURES), nn.Linear(FEATURES, FEATURES)
+        self.head = nn.Linear(FEATURES, 1)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, generator=generator)
+        self.checkpointed = checkpointed
+        self.to(dtype)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        if self.checkpointed:
+            hidden = checkpoint(self._hidden, x, use_reentrant=False)
+        else:
+            hidden = self._hidden(x)
+        output: Tensor = self.head(hidden.tanh())
+        return output
+
+    def _hidden(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.second(self.first(x).tanh())
+        return hidden
+
+
+def batch(samples: int, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Tokens, and a mask that leaves between one and all tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, TOKENS, 3, generator=generator, dtype=torch.float64).to(dtype)
+    lengths = torch.randint(1, TOKENS + 1, (samples,), generator=generator)
+    return x, torch.arange(TOKENS) < lengths.unsqueeze(1)
+
+
+def losses(case: dict[str, Any]) -> list[dict[str, Any]]:
+    """Arguments of the criteria: of one attachment, or of two."""
+    return case.get("losses", [{}])
+
+
+def make(case: dict[str, Any], **more: Any) -> tuple[nn.Module, list[Any]]:
+    model = Model(case.get("dtype", torch.float64), case.get("checkpointed", False))
+    attachments = []
+    for number, arguments in enumerate(losses(case)):
+        torch.manual_seed(1 + number)
+        given = dict(arguments)
+        if case.get("maps"):
+            given |= {"charge": nn.Linear(FEATURES, 1), "position": nn.Linear(FEATURES, 4)}
+        criterion = AtomLoss(**given, **more).to(case.get("dtype", torch.float64))
+        layers = case.get("layers", ["second"])
+        attachments.append(attach(model, layers, criterion, weight=0.7 + number))
+    return model, attachments
+
+
+def train(
+    case: dict[str, Any], model: nn.Module, attachments: list[Any], parts: Any
+) -> list[float]:
+    """The backward passes of some micro-batches; returns their losses."""
+    run: Any = torch.compile(model, backend="aot_eager") if case.get("compiled") else model
+    values = []
+    for x, mask in parts:
+        with torch.autocast("cpu", torch.bfloat16, enabled=case.get("autocast", False)):
+            run(x, attention_mask=mask if case.get("masked") else None)
+        loss = torch.stack([attachment.loss() for attachment in attachments]).sum()
+        (loss / len(parts)).backward()
+        values.append(loss.item())
+    return values
+
+
+def gradients(model: nn.Module, attachments: list[Any]) -> list[Tensor]:
+    maps = [p for attachment in attachments for p in attachment.parameters()]
+    return [*(p.grad for p in model.parameters() if p.grad is not None), *(p.grad for p in maps)]
+
+
+def on_ranks(rank: int, sizes: tuple[int, ...], case: dict[str, Any]) -> Any:
+    """A rank's losses and its averaged gradients, and those of one process on everything."""
+    world = dist.get_world_size()
+    group: Any = "world" if len(sizes) == world else dist.new_group(list(range(len(sizes))))
+    if rank >= len(sizes):
+        return None
+    steps = case.get("steps", 1)
+    dtype = case.get("dtype", torch.float64)
+    wholes = [batch(sum(sizes), dtype, seed) for seed in range(steps)]
+    parts = [(x.split(sizes)[rank], mask.split(sizes)[rank]) for x, mask in wholes]
+    model, attachments = make(case, group=group)
+    values = train(case, model, attachments, parts)
+    for parameter in model.parameters():
+        if parameter.grad is not None:  # as data-parallel training does; not for the maps
+            dist.all_reduce(parameter.grad, group=None if group == "world" else group)
+            parameter.grad /= len(sizes)
+    alone, theirs = make(case, group=None)
+    expected = train(case, alone, theirs, wholes)
+    return (values, gradients(model, attachments)), (expected, gradients(alone, theirs))
+
+
+def check(answers: list[Any], tolerance: float) -> None:
+    answers = [answer for answer in answers if answer is not None]
+    assert answers
+    for answer in answers:
+        assert not isinstance(answer, str), answer
+        (values, found), (expected, known) = answer
+        assert values == pytest.approx(expected, rel=tolerance)
+        assert values == answers[0][0][0]  # equal on every rank, to the bit
+        assert len(found) == len(known) > 0
+        scale = max(each.abs().max() for each in known)  # that of a shift may be 0
+        for mine, theirs in zip(found, known, strict=True):
+            assert (mine - theirs).abs().max() / scale < tolerance
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_gradient_is_that_of_one_process(
+    four: Ranks, sizes: tuple[int, ...], masked: bool
+) -> None:
+    check(four.run(on_ranks, sizes, {"masked": masked}), 1e-12)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "1-norm, sums": {"losses": [{"norm": 1, "scale": "sum"}]},
+    "constraints alone": {"losses": [{"energy": 0.0}]},
+    "no softening": {"losses": [{"softening": 0.0}]},
+    "learned maps": {"maps": True, "masked": True},
+    "two attachments": {"losses": [{}, {"norm": 1}]},
+    "two layers": {"layers": ["first", "second"]},
+    "accumulation": {"steps": 3, "masked": True},
+    "compiled": {"compiled": True},
+    "checkpointed": {"checkpointed": True},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("sizes", [(5, 1, 7), (5, 0, 7)], ids=str)
+def test_it_is_in_every_regime(four: Ranks, name: str, sizes: tuple[int, ...]) -> None:
+    check(four.run(on_ranks, sizes, CASES[name]), 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("case", "tolerance"),
+    [({"dtype": torch.float32}, 2e-5), ({"dtype": torch.float32, "autocast": True}, 2e-2)],
+    ids=["float32", "autocast"],
+)
+def test_it_is_in_lower_precision(four: Ranks, case: dict[str, Any], tolerance: float) -> None:
+    check(four.run(on_ranks, (5, 1, 7), case), tolerance)
+
+
+def growing(rank: int) -> Any:
+    """The second batch is ten times the first, on one rank alone."""
+    model, [attachment] = make({})
+    parts = [batch(2, torch.float64, rank), batch(30 if rank == 2 else 3, torch.float64, 9 + rank)]
+    values = []
+    for x, _ in parts:
+        model(x)
+        values.append(attachment.loss().item())
+    wholes = [torch.empty(0)] * dist.get_world_size()
+    dist.all_gather_object(wholes, parts[1][0])
+    alone, [theirs] = make({}, group=None)
+    alone(torch.cat(wholes))
+    return values[1], theirs.loss().item()
+
+
+def test_larger_batches_than_the_first_are_exchanged_too(four: Ranks) -> None:
+    for found, expected in four.run(growing):
+        assert found == pytest.approx(expected, rel=1e-12)
+
+
+def drawing(rank: int, sizes: tuple[int, ...]) -> Any:
+    x, _ = batch(sum(sizes), torch.float64)
+    model, [attachment] = make({"losses": [{"pairs": "sampled", "seed": 5}]})
+    model(x.split(sizes)[rank])
+    loss = attachment.loss()
+    loss.backward()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= len(sizes)
+    return loss.item(), model.second.weight.grad, attachment.criterion.draws
+
+
+def test_sampled_pairs_are_drawn_from_all_samples(four: Ranks) -> None:
+    """The expected loss is computed pair by pair from the definition."""
+    sizes = (3, 1, 0, 6)
+    answers = four.run(drawing, sizes)
+    model, [attachment] = make({"losses": [{"pairs": "sampled", "seed": 5}]})
+    samples = sum(sizes)
+    capacity = 2 * max(sizes)
+    draw = torch.rand(
+        *(2, len(sizes) * capacity),
+        generator=attachment.criterion._generator(torch.device("cpu")),
+        dtype=torch.float64,
+    )[:, :samples].tolist()
+    x, _ = batch(samples, torch.float64)
+    latent = model._hidden(x)
+    statistics = AtomLoss(group=None).measure(latent, None, _layout()).statistics
+    energies = []
+    for one, two in zip(*draw, strict=True):
+        a = int(one * samples)
+        b = (a + 1 + int(two * (samples - 1))) % samples
+        assert a != b
+        net, plus, minus = (
+            column / TOKENS
+            for column in (statistics.charge_sum, statistics.protons, statistics.electrons)
+        )
+        distance = torch.linalg.vector_norm(statistics.nucleus[a] - statistics.nucleus[b])
+        radius = (statistics.radius[a] + statistics.radius[b]) / 2
+        opposite = plus[a] * minus[b] + minus[a] * plus[b]
+        soft = torch.hypot(distance, torch.tensor(attachment.criterion.terms.softening))
+        energies.append(coulomb(net[a] * net[b], opposite, radius, soft))
+    q = torch.tanh(latent[..., 0] / 2)
+    constraints = q.mean(1).square() + (q.square().mean(1) - 2 / 3).square()
+    expected = 0.7 * (torch.stack(energies).mean() + constraints.mean())
+    expected.backward()
+    for value, gradient, draws in answers:
+        assert value == pytest.approx(expected.item(), rel=1e-12)
+        torch.testing.assert_close(gradient, model.second.weight.grad, rtol=1e-10, atol=1e-14)
+        assert draws == 1
+
+
+def _layout() -> Any:
+    from atomsep.core.layout import Layout
+
+    return Layout()
+
+
+def wrapped(rank: int, kind: str) -> Any:
+    """Ten steps of a data-parallel model; returns its last weights and those of one process."""
+    sizes = (3, 1, 2, 4)
+    model, attachments = make({"dtype": torch.float32})
+    parallel: Any
+    if kind == "ddp":
+        parallel = DistributedDataParallel(model)
+    else:
+        from torch.distributed.fsdp import fully_shard
+
+        parallel = fully_shard(model)
+    alone, theirs = make({"dtype": torch.float32}, group=None)
+    optimisers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (parallel, alone)]
+    for step in range(10):
+        x, _ = batch(sum(sizes), torch.float32, step)
+        for run, held, part, optimiser in (
+            (parallel, attachments, x.split(sizes)[rank], optimisers[0]),
+            (alone, theirs, x, optimisers[1]),
+        ):
+            # The task's loss: a sum over samples, which data-parallel training divides by 4.
+            factor = 4 if run is parallel else 1
+            task = factor * run(part).square().mean(1).sum() / sum(sizes)
+            optimiser.zero_grad()
+            (task + held[0].loss()).backward()
+            optimiser.step()
+    weight = model.second.weight
+    found = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+    return found.detach().clone(), alone.second.weight.detach().clone()
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_data_parallel_training_equals_one_process(four: Ranks, kind: str) -> None:
+    if kind == "fsdp" and torch.__version__ < "2.7":
+        pytest.skip("fully_shard fails on the CPU in PyTorch 2.6")
+    for answer in four.run(wrapped, kind):
+        assert not isinstance(answer, str), answer
+        torch.testing.assert_close(*answer, rtol=1e-4, atol=1e-6)
+
+
+def within(rank: int) -> float:
+    model, [attachment] = make({}, group=None)
+    x, _ = batch(3, torch.float64, rank)
+    model(x)
+    return attachment.loss().item()
+
+
+def test_without_a_group_pairs_stay_within_the_rank(four: Ranks) -> None:
+    for rank, value in enumerate(four.run(within)):
+        model, [attachment] = make({})  # no process group here
+        model(batch(3, torch.float64, rank)[0])
+        assert value == attachment.loss().item()
+
+
+def one_alone(rank: int) -> str:
+    """A forward on one rank alone does not wait for the others; nor does a copy."""
+    if rank == 0:
+        model, _ = make({})
+        model(batch(3, torch.float64)[0])
+    group = dist.new_group([0, 1])
+    if rank > 1:
+        return ""
+    criterion = copy.deepcopy(AtomLoss(group=group))
+    assert criterion.ranks.group is group
+    restored = pickle.loads(pickle.dumps(criterion))
+    assert restored.ranks.group == "world"
+    return "fine"
+
+
+def test_forwards_and_copies_do_not_wait(four: Ranks) -> None:
+    assert four.run(one_alone) == ["fine", "fine", "", ""]
+
+
+def differing(rank: int, what: str) -> None:
+    group = dist.new_group(list(range(dist.get_world_size())))
+    model = Model()
+    odd = rank == 2
+    criterion = AtomLoss(norm=1 if odd and what == "norm" else 2, group=group)
+    layer = "first" if odd and what == "layer" else "second"
+    if odd and what == "features":
+        model.second = nn.Linear(FEATURES, FEATURES + 2).double()
+        model.head = nn.Linear(FEATURES + 2, 1).double()
+    attachment = attach(model, layer, criterion)
+    model(batch(3, torch.float64)[0])
+    attachment.loss()
+
+
+@pytest.mark.parametrize(
+    ("what", "values"),
+    [("norm", "2 .*1 "), ("layer", "'second' .*'first' "), ("features", "4 .*6 ")],
+)
+def test_ranks_that_differ_are_told_on_every_rank(four: Ranks, what: str, values: str) -> None:
+    import re
+
+    for answer in four.run(differing, what):
+        assert re.search(f"RuntimeError: .* {what} is {values}on rank 2", answer)
+
+
+def second_gradient(rank: int) -> None:
+    model, [attachment] = make({})
+    x, _ = batch(3, torch.float64, rank)
+    model(x)
+    [gradient] = torch.autograd.grad(attachment.loss(), model.second.weight, create_graph=True)
+    gradient.sum().backward()
+
+
+def test_second_derivatives_across_ranks_are_refused(four: Ranks) -> None:
+    for answer in four.run(second_gradient):
+        assert "cannot be differentiated again" in answer
+
+
+def lacking(rank: int, how: str) -> None:
+    model, [attachment] = make({})
+    model(batch(3, torch.float64)[0])
+    attachment.loss()
+    if rank == 1:
+        if how == "dies":
+            os._exit(1)
+        return
+    if how == "no attachment":
+        attachment = attach(model, "first", AtomLoss())
+    model(batch(3, torch.float64)[0])
+    attachment.loss()
+
+
+@pytest.mark.parametrize("how", ["dies", "no attachment"])
+def test_a_rank_that_does_not_come_is_an_error_on_the_others(how: str) -> None:
+    ranks = Ranks(2, timeout=15)
+    answer, other = ranks.run(lacking, how)
+    ranks.close()
+    assert other == ("died" if how == "dies" else None)
+    assert "Error" in answer
+    if how == "no attachment":
+        assert "rank 1 did not ask for its atom loss within 15 seconds" in answer
