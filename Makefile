@@ -41,13 +41,13 @@ $(VENV)/ready: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "atomsep needs Python 3.10 or newer; pass one with make PYTHON=...")'
 	$(PYTHON) -m venv --clear $(VENV)
 	$(RUN)/pip install --quiet --disable-pip-version-check "uv>=0.5"
-	$(RUN)/uv pip install --quiet --python $(RUN)/python -r requirements.lock
+	$(RUN)/uv pip install --quiet --compile-bytecode --python $(RUN)/python -r requirements.lock
 	$(RUN)/uv pip install --quiet --python $(RUN)/python --no-deps --editable .
 	touch $@
 
 $(OLDEST)/ready: requirements-oldest.lock pyproject.toml | $(VENV)/ready
 	$(PYTHON) -m venv --clear $(OLDEST)
-	$(RUN)/uv pip install --quiet --python $(OLDEST)/bin/python -r requirements-oldest.lock
+	$(RUN)/uv pip install --quiet --compile-bytecode --python $(OLDEST)/bin/python -r requirements-oldest.lock
 	$(RUN)/uv pip install --quiet --python $(OLDEST)/bin/python --no-deps --editable .
 	touch $@
 
