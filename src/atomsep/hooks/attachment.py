@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from atomsep.core.layout import Axes
 from atomsep.core.loss import AtomLoss
+from atomsep.hooks.adding import LossAdder
 from atomsep.hooks.masks import MaskSource, MaskTap
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.switch import Switch
@@ -35,6 +36,7 @@ def attach(
     select: Key = None,
     skip_tokens: int = 0,
     watch_gradients: bool = False,
+    add_to: str | int | None = None,
 ) -> Attachment:
     """Attach atom modeling to one or several layers of a model.
 
@@ -59,6 +61,9 @@ def attach(
         skip_tokens: number of class tokens in front to leave out.
         watch_gradients: whether `stats` shows how strong the loss's gradient is against the
             task's; can be changed at any step. It costs a copy of the gradient.
+        add_to: None leaves it to you to add `attachment.loss()`. For a model that returns its own
+            loss, the name or index of that loss in its output, usually "loss": the model then adds
+            the atom loss itself in every training forward, as trainers need it.
 
     Returns:
         The attachment, with the loss, importance and statistics of the layer.
@@ -86,6 +91,8 @@ def attach(
                 attachment.model, name, layer, layout, mask, select, skip_tokens, attachment._switch
             )
             attachment._add(reader)
+        if add_to is not None:
+            attachment._adder = LossAdder(attachment, add_to)
     except BaseException:
         attachment.detach()
         raise
@@ -126,6 +133,7 @@ class Attachment:
         self.watch_gradients = False
         self._switch = Switch()
         self._taps: list[LayerTap] = []
+        self._adder: LossAdder | None = None
 
     @property
     def active(self) -> bool:
@@ -229,6 +237,8 @@ class Attachment:
     def detach(self) -> None:
         """Remove all hooks from the model and drop what is held of the last forward."""
         self._switch.attached = False
+        if self._adder is not None:
+            self._adder.handle.remove()
         for tap in self._taps:
             tap.detach()
         for tap in self._taps:

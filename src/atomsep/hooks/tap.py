@@ -47,6 +47,7 @@ _TAKEN = (
     "has no new forward: loss() returns the loss of each forward once. Keep its value, or run the "
     "model again"
 )
+_ADDED = "is attached with add_to=, so its loss is part of the model's own: do not add loss() to it"
 _DETACHED = "was detached, which dropped what was held of its last forward"
 _NEVER_RAN = (
     "has not run in this thread since it was attached. Run the model first; if it did run, the "
@@ -221,8 +222,11 @@ class LayerTap:
         return loss
 
     def _why_nothing(self, held: Held) -> str:
-        reason = held.idle_reason or (_NEVER_RAN if held.taken is None else _TAKEN)
+        reason = held.idle_reason or (_NEVER_RAN if held.taken is None else self._taken())
         return f"layer {self.name!r} {reason if self.attachment.active else _DETACHED}"
+
+    def _taken(self) -> str:
+        return _TAKEN if self.attachment._adder is None else _ADDED
 
     def importance(self) -> Tensor:
         """Charges of the last forward, in the shape of the tokens."""
