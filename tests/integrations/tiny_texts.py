@@ -86,9 +86,7 @@ def groups(batches: list[Any], accumulation: int) -> list[list[Any]]:
     steps = []
     for epoch in range(0, len(batches), 11):
         of_epoch = batches[epoch : epoch + 11]
-        steps += [
-            of_epoch[start : start + accumulation] for start in range(0, 11, accumulation)
-        ]
+        steps += [of_epoch[start : start + accumulation] for start in range(0, 11, accumulation)]
     return steps[:10]
 
 

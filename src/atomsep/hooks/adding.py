@@ -6,6 +6,9 @@ to know. With gradient accumulation it divides the loss by the number of micro-b
 told the model how many items all of them have (`num_items_in_batch`). It then expects a loss that
 is divided already, and multiplies it by the number of processes where the items were counted over
 all of them. The model is not told how many micro-batches there are, so the hook asks the Trainer.
+
+In a compiled model the hook stays outside the graph, so that the weight can change. Marking it so
+loads PyTorch's compiler, so this file is imported when it is first needed.
 """
 
 from __future__ import annotations
@@ -37,9 +40,15 @@ class LossAdder:
     """
 
     def __init__(self, attachment: Attachment, key: Key) -> None:
+        if isinstance(key, bool) or not isinstance(key, (str, int)):
+            raise TypeError(
+                f"add_to must be the name or index of the model's loss in its output, for example "
+                f'"loss", not {key!r}'
+            )
         self.attachment, self.key = attachment, key
         self.handle = attachment.model.register_forward_hook(self, with_kwargs=True)
 
+    @torch.compiler.disable
     def __call__(self, model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         """The output with the term in its loss; None to leave it as it is."""
         training = torch.is_grad_enabled() and model.training
@@ -57,8 +66,9 @@ class LossAdder:
         got = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else "without a loss"
         self.attachment._taps[0].watch.tell(
             "add_to",
-            f"add_to={self.key!r}: a training forward returned a {type(output).__name__} {got}, so "
-            f"no atom loss was added; call the model with labels, or add attachment.loss() yourself",
+            f"add_to={self.key!r}: a training forward returned a {type(output).__name__} {got}, "
+            f"so no atom loss was added; call the model with labels, or add attachment.loss() "
+            f"yourself",
         )
 
 
@@ -117,11 +127,11 @@ def _micro_batches() -> int:
     Raises:
         RuntimeError: nothing that calls is a Trainer.
     """
-    trainer = None if torch.compiler.is_compiling() else _calling_trainer()
+    trainer = _calling_trainer()
     if trainer is None:
         raise RuntimeError(
-            f"the model was called with {_ITEMS}, so its loss is a part of a sum over micro-batches, "
-            f"and only transformers.Trainer says how many there are. Attach without add_to= and "
+            f"the model was called with {_ITEMS}, so its loss is one part of a sum over "
+            f"micro-batches, and only transformers.Trainer says how many there are. Attach without add_to= and "
             f"add attachment.loss() divided by their number"
         )
     if getattr(trainer, "loss_is_scaled_for_ga", None) is False:
@@ -145,4 +155,3 @@ def _calling_trainer() -> Any:
             if hasattr(caller, "model_accepts_loss_kwargs"):
                 return caller
     return None
-

@@ -10,19 +10,21 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from atomsep.core.layout import Axes
 from atomsep.core.loss import AtomLoss
-from atomsep.hooks.adding import LossAdder
 from atomsep.hooks.masks import MaskSource, MaskTap
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.switch import Switch
 from atomsep.hooks.tap import LayerTap
 from atomsep.hooks.targets import Key, Target, find_layers
+
+if TYPE_CHECKING:
+    from atomsep.hooks.adding import LossAdder
 
 
 def attach(
@@ -92,6 +94,8 @@ def attach(
             )
             attachment._add(reader)
         if add_to is not None:
+            from atomsep.hooks.adding import LossAdder
+
             attachment._adder = LossAdder(attachment, add_to)
     except BaseException:
         attachment.detach()
