@@ -126,7 +126,7 @@ def test_loss_says_that_it_was_added() -> None:
     model = Classifier()
     attachment = atomsep.attach(model, "tokens", add_to="loss")
     model(batch(), LABELS)
-    with pytest.raises(RuntimeError, match="add_to=, so its loss is part of the model's own"):
+    with pytest.raises(RuntimeError, match="add_to=, so its loss is already part"):
         attachment.loss()
 
 

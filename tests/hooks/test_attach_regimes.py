@@ -162,7 +162,7 @@ def test_r1_penalty_on_an_attached_critic() -> None:
     for _ in range(2):
         assert_same(gradients(critic, penalised()), expected)
         tap = attachment._taps[0]
-        tap._settle(tap.forwards.read())
+        tap.settle(tap.forwards.read())
     task = penalised()
     atom = gradients(critic, plain_loss(as_tokens(critic[0](x))).mul(WEIGHT))
     task = penalised()

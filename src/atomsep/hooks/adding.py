@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from atomsep.hooks.switch import Hook
 from atomsep.hooks.targets import Key, put_tensor
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _ITEMS = "num_items_in_batch"
 
 
-class LossAdder:
+class LossAdder(Hook):
     """A forward hook on the model that adds the attachment's loss to the one in its output.
 
     It does nothing in eval mode, without gradients, or while the attachment is paused.
@@ -64,7 +65,7 @@ class LossAdder:
 
     def _tell_of_no_loss(self, output: Any) -> None:
         got = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else "without a loss"
-        self.attachment._taps[0].watch.tell(
+        self.attachment.tell(
             "add_to",
             f"add_to={self.key!r}: a training forward returned a {type(output).__name__} {got}, "
             f"so no atom loss was added; call the model with labels, or add attachment.loss() "
@@ -131,8 +132,8 @@ def _micro_batches() -> int:
     if trainer is None:
         raise RuntimeError(
             f"the model was called with {_ITEMS}, so its loss is one part of a sum over "
-            f"micro-batches, and only transformers.Trainer says how many there are. Attach without add_to= and "
-            f"add attachment.loss() divided by their number"
+            f"micro-batches, and only transformers.Trainer says how many there are. Attach "
+            f"without add_to= and add attachment.loss() divided by their number"
         )
     if getattr(trainer, "loss_is_scaled_for_ga", None) is False:
         return 1  # the Trainer divides it in spite of the number of items

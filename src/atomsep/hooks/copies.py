@@ -1,0 +1,32 @@
+"""Copies of attached models, and of their parts.
+
+A copy of the whole model carries a copy of its attachment. A copy of a part (`torch.save` of a
+backbone) must carry neither the rest of the model nor a hook that acts. So the hooks on the layers
+do not refer to the attachment when they are copied. The model that was passed to `attach` has a
+list of its attachments in its `__dict__`; where that is copied too, each attachment links its
+hooks again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from atomsep.hooks.attachment import Attachment
+
+_LIST = "_atomsep_attachments"
+
+
+def keep(model: nn.Module, attachment: Attachment) -> None:
+    """Add an attachment to the model's list."""
+    vars(model).setdefault(_LIST, []).append(attachment)
+
+
+def drop(model: nn.Module, attachment: Attachment) -> None:
+    """Take it off again, and the list with the last one."""
+    rest = [each for each in vars(model).get(_LIST, []) if each is not attachment]
+    vars(model).pop(_LIST, None)
+    if rest:
+        vars(model)[_LIST] = rest
