@@ -1,11 +1,11 @@
 """Add the loss to what a model returns, so that a trainer needs to know nothing about it.
 
 Hugging Face's Trainer calls the model, takes the loss from its output and runs the backward pass.
-A forward hook on the model adds the term to that loss. How the Trainer scales it is the one thing
-to know. With gradient accumulation it divides the loss by the number of micro-batches, unless it
-told the model how many items all of them have (`num_items_in_batch`). It then expects a loss that
-is divided already, and multiplies it by the number of processes where the items were counted over
-all of them. The model is not told how many micro-batches there are, so the hook asks the Trainer.
+A forward hook on the model adds the term to that loss. What is left to know is how the Trainer
+scales it. With gradient accumulation it divides the loss by the number of micro-batches, unless it
+has counted the items of all of them (`num_items_in_batch`): then it expects a loss that is divided
+already, and multiplies it by the number of processes if it counted over all of those. Nobody tells
+the model how many micro-batches there are, so the hook asks the Trainer that is calling.
 
 In a compiled model the hook stays outside the graph, so that the weight can change. Marking it so
 loads PyTorch's compiler, so this file is imported when it is first needed.
@@ -59,9 +59,8 @@ class LossAdder(Hook):
             self._tell_of_no_loss(output)
             return None
         term = self.attachment.loss()
-        if kwargs.get(_ITEMS) is not None:
-            term = term / _micro_batches()
-        return add_to_loss(output, self.key, term)
+        parts = _parts_of_a_step(told=kwargs.get(_ITEMS) is not None)
+        return add_to_loss(output, self.key, term if parts == 1 else term / parts)
 
     def _tell_of_no_loss(self, output: Any) -> None:
         got = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else "without a loss"
@@ -122,37 +121,45 @@ def _place(output: Any, key: Key) -> Key:
     return key
 
 
-def _micro_batches() -> int:
-    """What the Trainer that is calling leaves for the model to divide its loss by.
+def _parts_of_a_step(told: bool) -> int:
+    """How many terms are summed in an optimiser step without being averaged by the trainer.
+
+    Args:
+        told: whether the model was told the number of items.
 
     Raises:
-        RuntimeError: nothing that calls is a Trainer.
+        RuntimeError: it was, but not by a Trainer, so that nobody knows.
     """
-    trainer = _calling_trainer()
+    trainer, items = _calling_trainer()
     if trainer is None:
-        raise RuntimeError(
-            f"the model was called with {_ITEMS}, so its loss is one part of a sum over "
-            f"micro-batches, and only transformers.Trainer says how many there are. Attach "
-            f"without add_to= and add attachment.loss() divided by their number"
-        )
-    if getattr(trainer, "loss_is_scaled_for_ga", None) is False:
-        return 1  # the Trainer divides it in spite of the number of items
-    arguments = trainer.args
-    count = getattr(trainer, "current_gradient_accumulation_steps", None)
-    count = int(count or arguments.gradient_accumulation_steps)
-    if arguments.average_tokens_across_devices:
+        if told:
+            raise RuntimeError(
+                f"the model was called with {_ITEMS}, so its loss is one part of a sum over "
+                f"micro-batches, and only transformers.Trainer says how many there are. Attach "
+                f"without add_to= and add attachment.loss() divided by their number"
+            )
+        return 1
+    parts = 1
+    scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
+    if scaled is None:
+        counted = trainer.model_accepts_loss_kwargs and items is not None
+        scaled = counted or trainer.compute_loss_func is not None
+    if scaled:  # or so the Trainer takes it, and does not divide the loss
+        steps = getattr(trainer, "current_gradient_accumulation_steps", None)
+        parts = int(steps or trainer.args.gradient_accumulation_steps)
+    if told and trainer.args.average_tokens_across_devices:
         replicas = trainer.get_tp_size() if hasattr(trainer, "get_tp_size") else 1
-        count *= max(1, trainer.accelerator.num_processes // replicas)
-    return count
+        parts *= max(1, trainer.accelerator.num_processes // replicas)
+    return parts
 
 
-def _calling_trainer() -> Any:
-    """The Trainer whose `training_step` is running in this thread, or None."""
+def _calling_trainer() -> tuple[Any, Any]:
+    """The Trainer that runs a training step in this thread, and how many items it counted."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
         if frame.f_code.co_name == "training_step":
-            caller = frame.f_locals.get("self")
-            if hasattr(caller, "model_accepts_loss_kwargs"):
-                return caller
-    return None
+            variables = frame.f_locals
+            if hasattr(variables.get("self"), "model_accepts_loss_kwargs"):
+                return variables["self"], variables.get(_ITEMS)
+    return None, None
