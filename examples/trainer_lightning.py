@@ -10,7 +10,7 @@ from atomsep.integrations.lightning import AtomModeling
 
 
 class Classifier(lightning.LightningModule):
-    """A ResNet-18, written without a thought of atom modeling."""
+    """A ResNet-18; nothing here is about atom modeling."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -18,8 +18,7 @@ class Classifier(lightning.LightningModule):
 
     def training_step(self, batch: tuple, batch_idx: int) -> torch.Tensor:
         """The task's loss."""
-        images, labels = batch
-        return F.cross_entropy(self.net(images), labels)
+        return F.cross_entropy(self.net(batch[0]), batch[1])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Any optimiser."""
@@ -27,13 +26,14 @@ class Classifier(lightning.LightningModule):
 
 
 torch.manual_seed(0)
-loader = [(torch.randn(4, 3, 32, 32), torch.randint(10, (4,))) for _ in range(4)]
-quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing"), False)
+data = [(torch.randn(3, 32, 32), number % 10) for number in range(16)]
+loader = torch.utils.data.DataLoader(data, batch_size=4)
+options = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing"), False)
 
 # [start:lightning]
 module = Classifier()
 attachment = atomsep.attach(module, "net.layer1.1.bn2", weight=0.2)
-trainer = lightning.Trainer(max_epochs=1, callbacks=[AtomModeling(attachment)], **quiet)
+trainer = lightning.Trainer(max_epochs=1, callbacks=[AtomModeling(attachment)], **options)
 trainer.fit(module, loader)
 # [end:lightning]
 print({name: round(value, 3) for name, value in attachment.stats.items()})

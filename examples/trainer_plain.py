@@ -15,8 +15,8 @@ loader = [(torch.randn(4, 3, 32, 32), torch.randint(10, (4,))) for _ in range(4)
 checkpoint = Path(tempfile.mkdtemp()) / "checkpoint.pt"
 
 # [start:plain]
-model = torchvision.models.resnet18(num_classes=10)
 criterion = atomsep.AtomLoss(charge=nn.Linear(64, 1))  # a learned score
+model = torchvision.models.resnet18(num_classes=10)
 attachment = atomsep.attach(model, "layer1.1.bn2", criterion, weight=0.2)
 optimizer = torch.optim.SGD([*model.parameters(), *attachment.parameters()], lr=0.05)
 

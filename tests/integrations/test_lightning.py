@@ -9,6 +9,7 @@ import lightning
 import pytest
 import torch
 from by_hand import WEIGHT, plain_loss
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -133,7 +134,8 @@ def test_mixed_precision(tmp_path: Path) -> None:
     module = Module().float()
     attachment = atomsep.attach(module, "net.0", weight=WEIGHT)
     fit = trainer(tmp_path, AtomModeling(attachment), precision="bf16-mixed", max_steps=3)
-    fit.fit(module, [(x.float(), labels) for x, labels in loader()])
+    single = [(x.float(), labels) for x, labels in loader()]
+    fit.fit(module, torch.utils.data.DataLoader(single, batch_size=None))  # type: ignore[arg-type]
     net = Module().net.float()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     for x, labels in list(loader())[:3]:
@@ -150,26 +152,32 @@ def test_mixed_precision(tmp_path: Path) -> None:
 
 
 def test_learned_maps_are_trained_saved_and_resumed(tmp_path: Path) -> None:
-    def fit(folder: Path, checkpoint: str | None = None, **others: Any) -> tuple[Any, Any, Any]:
+    """Two epochs of five steps, and the second one again from the checkpoint of the first."""
+
+    def fit(checkpoint: Path | None = None) -> tuple[Any, atomsep.Attachment]:
         module = Module()
         attachment = atomsep.attach(module, "net.0", learned(), weight=WEIGHT)
-        run = trainer(folder, AtomModeling(attachment), **others)
+        folder = tmp_path / ("first" if checkpoint is None else "again")
+        saver = ModelCheckpoint(folder, "{epoch}", save_top_k=-1)
+        run = trainer(
+            tmp_path, AtomModeling(attachment), saver, enable_checkpointing=True,
+            max_epochs=2, limit_train_batches=5,
+        )  # fmt: skip
         run.fit(module, loader(), ckpt_path=checkpoint)
-        return module, attachment, run
+        return module, attachment
 
-    module, attachment, _ = fit(tmp_path)
-    net, _ = train_by_hand([[batch] for batch in list(loader())[:10]], 1, criterion := learned())
+    module, attachment = fit()
+    steps = [[batch] for batch in list(loader())[:5]] * 2
+    net, _ = train_by_hand(steps, 1, criterion := learned(), epoch_steps=5)
     torch.testing.assert_close(dict(module.net.state_dict()), dict(net.state_dict()))
     torch.testing.assert_close(dict(attachment.state_dict()), dict(criterion.state_dict()))
 
-    _, _, first = fit(tmp_path, max_steps=5)
-    first.save_checkpoint(tmp_path / "half.ckpt")
-    again, again_attachment, _ = fit(tmp_path, str(tmp_path / "half.ckpt"))
+    again, again_attachment = fit(tmp_path / "first" / "epoch=0.ckpt")
     for one, other in (module.net, again.net), (attachment, again_attachment):
         for name, value in one.state_dict().items():
             assert torch.equal(other.state_dict()[name], value), name
     # the module's own part of the checkpoint is as without the callback
-    saved = torch.load(tmp_path / "half.ckpt", weights_only=False)["state_dict"]
+    saved = torch.load(tmp_path / "first" / "epoch=0.ckpt", weights_only=False)["state_dict"]
     assert saved.keys() == Module().state_dict().keys()
 
 
@@ -236,12 +244,17 @@ def test_loggers_get_the_parts_and_the_importance(tmp_path: Path) -> None:
 
 
 class Saver(lightning.Callback):
+    """Leaves the batches and the results of a process in a file."""
+
     def __init__(self, attachment: Any, folder: Path) -> None:
-        self.attachment, self.folder = attachment, folder
+        self.attachment, self.folder, self.batches = attachment, folder, []  # type: ignore[var-annotated]
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *rest: Any) -> None:
+        self.batches.append(batch)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         states = pl_module.net.state_dict(), self.attachment.state_dict()
-        torch.save(states, self.folder / f"rank{trainer.global_rank}")
+        torch.save((*states, self.batches), self.folder / f"rank{trainer.global_rank}")
 
 
 def test_two_processes_average_the_model_and_the_learned_maps(tmp_path: Path) -> None:
@@ -250,11 +263,10 @@ def test_two_processes_average_the_model_and_the_learned_maps(tmp_path: Path) ->
     callbacks = AtomModeling(attachment), Saver(attachment, tmp_path)
     fit = trainer(tmp_path, *callbacks, strategy="ddp_fork", devices=2, max_steps=4)
     fit.fit(module, loader())
-    # Lightning deals the samples out in turn; a mean over processes is a mean over micro-batches.
-    shards = [torch.utils.data.DataLoader(data()[rank::2], batch_size=SIZE) for rank in (0, 1)]  # type: ignore[arg-type, misc]
-    steps = [list(pair) for pair in zip(*shards, strict=True)][:4]
+    nets, maps, batches = zip(*(torch.load(tmp_path / f"rank{r}") for r in (0, 1)), strict=True)
+    # a mean over processes is a mean over micro-batches
+    steps = [list(pair) for pair in zip(*batches, strict=True)]
     net, _ = train_by_hand(steps, 2, criterion := learned())
-    for rank in (0, 1):
-        of_net, of_maps = torch.load(tmp_path / f"rank{rank}")
+    for of_net, of_maps in zip(nets, maps, strict=True):
         torch.testing.assert_close(dict(of_net), dict(net.state_dict()))
         torch.testing.assert_close(dict(of_maps), dict(criterion.state_dict()))
