@@ -80,8 +80,9 @@ def test_a_resumed_run_equals_the_unbroken_one_with_learned_maps(tmp_path: Path)
     resumed, _ = attached("llama", learned=True)
     nn.init.zeros_(resumed.atom.charge.weight)
     make_trainer(resumed, "llama", args).train(str(tmp_path / "checkpoint-5"))
-    for name, value in unbroken.state_dict().items():
-        assert torch.equal(resumed.state_dict()[name], value), name
+    # but for the last bit: the first forward hands on a copy, which adds up in another order
+    states = dict(unbroken.state_dict()), dict(resumed.state_dict())
+    torch.testing.assert_close(*states, rtol=1e-12, atol=1e-14)
 
 
 def test_logs_have_the_parts_and_evaluation_has_no_atom_loss(tmp_path: Path) -> None:

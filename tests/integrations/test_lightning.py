@@ -59,8 +59,8 @@ def data() -> list[tuple[Tensor, Tensor]]:
     return list(zip(x, (x.sum((1, 2)) > 0).long(), strict=True))
 
 
-def loader() -> torch.utils.data.DataLoader[Any]:
-    return torch.utils.data.DataLoader(data(), batch_size=SIZE)  # type: ignore[arg-type]
+def loader(batches: int = BATCHES) -> torch.utils.data.DataLoader[Any]:
+    return torch.utils.data.DataLoader(data()[: batches * SIZE], batch_size=SIZE)  # type: ignore[arg-type]
 
 
 def trainer(folder: Path, *callbacks: Any, **others: Any) -> lightning.Trainer:
@@ -151,6 +151,7 @@ def test_mixed_precision(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_learned_maps_are_trained_saved_and_resumed(tmp_path: Path) -> None:
     """Two epochs of five steps, and the second one again from the checkpoint of the first."""
 
@@ -161,21 +162,22 @@ def test_learned_maps_are_trained_saved_and_resumed(tmp_path: Path) -> None:
         saver = ModelCheckpoint(folder, "{epoch}", save_top_k=-1)
         run = trainer(
             tmp_path, AtomModeling(attachment), saver, enable_checkpointing=True,
-            max_epochs=2, limit_train_batches=5,
+            max_epochs=2, max_steps=-1,
         )  # fmt: skip
-        run.fit(module, loader(), ckpt_path=checkpoint)
+        run.fit(module, loader(5), ckpt_path=checkpoint)
         return module, attachment
 
     module, attachment = fit()
-    steps = [[batch] for batch in list(loader())[:5]] * 2
+    steps = [[batch] for batch in loader(5)] * 2
     net, _ = train_by_hand(steps, 1, criterion := learned(), epoch_steps=5)
     torch.testing.assert_close(dict(module.net.state_dict()), dict(net.state_dict()))
     torch.testing.assert_close(dict(attachment.state_dict()), dict(criterion.state_dict()))
 
     again, again_attachment = fit(tmp_path / "first" / "epoch=0.ckpt")
+    # but for the last bit: the first forward hands on a copy, which adds up in another order
     for one, other in (module.net, again.net), (attachment, again_attachment):
-        for name, value in one.state_dict().items():
-            assert torch.equal(other.state_dict()[name], value), name
+        states = dict(one.state_dict()), dict(other.state_dict())
+        torch.testing.assert_close(*states, rtol=1e-13, atol=1e-15)
     # the module's own part of the checkpoint is as without the callback
     saved = torch.load(tmp_path / "first" / "epoch=0.ckpt", weights_only=False)["state_dict"]
     assert saved.keys() == Module().state_dict().keys()

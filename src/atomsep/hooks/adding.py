@@ -49,7 +49,7 @@ class LossAdder(Hook):
         self.attachment, self.key = attachment, key
         self.handle = attachment.model.register_forward_hook(self, with_kwargs=True)
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         """The output with the term in its loss; None to leave it as it is."""
         training = torch.is_grad_enabled() and model.training
@@ -92,7 +92,8 @@ def find_loss(output: Any, key: Key) -> Tensor | None:
     elif isinstance(output, Mapping):
         found = output.get(place)
     elif isinstance(output, (tuple, list)):
-        found = output[place] if -len(output) <= int(place) < len(output) else None
+        index = int(place)
+        found = output[index] if -len(output) <= index < len(output) else None
     else:
         found = getattr(output, str(place), None)
     is_loss = isinstance(found, Tensor) and found.is_floating_point() and found.dim() == 0
