@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import batch, mlp
+from small_models import batch, hooks_of, mlp
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
@@ -74,6 +74,7 @@ def test_a_copied_part_runs_as_if_nothing_were_attached(way: Callable[[Any], Any
     names = {str(part(x).grad_fn), str(part[0](x).grad_fn)}
     assert not any("Atoms" in name for name in names)
     with atomsep.attach(part, "0", weight=1.0) as own:  # and can be attached to
+        assert hooks_of(part) == 1
         part(x)
         model(x)
         torch.testing.assert_close(own.loss(), attachment.loss())
@@ -194,6 +195,7 @@ def test_a_wrapped_layer_is_found_once(wrap: Any, target: Any) -> None:
     assert list(find_layers(model, target).values()) == [inner]
 
 
+@pytest.mark.filterwarnings("ignore:FSDP", "ignore:.*NO_SHARD")
 def test_a_sharded_layer_is_found_once(tmp_path: Path) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
 

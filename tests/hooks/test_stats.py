@@ -128,7 +128,8 @@ def test_maps_that_are_the_same_and_maps_that_are_noise() -> None:
     noise, pattern = torch.rand(40, 50) - 0.5, torch.rand(50) - 0.5
     assert share(pattern.expand(40, 50)) == pytest.approx(1)
     assert share(noise) == pytest.approx(0, abs=0.03)
-    assert share(noise[:4]) == pytest.approx(0, abs=0.1)  # in small batches too
+    small = [share(rows) for rows in noise.split(4)]  # in small batches too, on average
+    assert sum(small) / len(small) == pytest.approx(0, abs=0.05)
     half = share(noise + pattern)
     assert half == pytest.approx(0.5, abs=0.1)
     assert share(0.01 * (noise + pattern)) == pytest.approx(half, rel=1e-4)

@@ -29,8 +29,8 @@ def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> Expe
         there is no method 'atm' for synthetic; did you mean 'atom'? Available: atom, plain
     """
     names = list(known)
-    near = difflib.get_close_matches(name, names, 1, cutoff=0.5)
-    near = near or [each for each in names if _initials(each) == name.lower()]  # lr, wd
+    near = [each for each in names if len(name) > 1 and _initials(each) == name.lower()]  # lr
+    near = near or difflib.get_close_matches(name, names, 1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     listed = ", ".join(names[:MOST]) + (" and others" if len(names) > MOST else "")
     available = f" Available: {listed}" if names else ""

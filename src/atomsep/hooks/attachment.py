@@ -273,6 +273,7 @@ class Attachment:
     def _add(self, reader: LayerReader) -> None:
         tap = LayerTap(self, reader)
         self._taps.append(tap)
+        copies.clear(reader.layer)
         reader.listen(tap)
         for module in (*reader.hosts, reader.layer):
             mark(module)

@@ -37,6 +37,14 @@ def attachments(model: nn.Module) -> list[Attachment]:
     return list(dict.fromkeys(tap.attachment for tap in taps))
 
 
+def clear(layer: nn.Module) -> None:
+    """Take off a layer the hooks that came with the copy of a part, and belong to nothing."""
+    hooks = layer._forward_hooks
+    for key in [key for key, hook in hooks.items() if isinstance(hook, LayerTap)]:
+        if not hooks[key].linked:
+            del hooks[key]
+
+
 def keep(model: nn.Module, attachment: Attachment) -> None:
     """Add an attachment to the model's list."""
     vars(model).setdefault(_LIST, []).append(attachment)

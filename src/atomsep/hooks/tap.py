@@ -144,11 +144,9 @@ class LayerTap(Hook):
     def _keep_run(self, held: Held, depth: int) -> None:
         """Decide what becomes of a training run whose loss was not taken before the next."""
         runs = self.attachment.conduct.runs
-        if runs == "mean":
-            if held.statistics is not None:
-                earlier = held.earlier if held.depth == depth else ()
-                held.earlier = (*earlier, held.statistics)
-            return
+        if runs == "mean" and held.statistics is not None:
+            earlier = held.earlier if held.depth == depth else ()
+            held.earlier = (*earlier, held.statistics)
         if torch.compiler.is_compiling():  # reading what changes would recompile
             return
         if runs is None and held.statistics is not None:
