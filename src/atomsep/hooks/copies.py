@@ -39,10 +39,9 @@ def attachments(model: nn.Module) -> list[Attachment]:
 
 def clear(layer: nn.Module) -> None:
     """Take off a layer the hooks that came with the copy of a part, and belong to nothing."""
-    hooks = layer._forward_hooks
-    for key in [key for key, hook in hooks.items() if isinstance(hook, LayerTap)]:
-        if not hooks[key].linked:
-            del hooks[key]
+    for key, hook in list(layer._forward_hooks.items()):
+        if isinstance(hook, LayerTap) and not hook.linked:
+            del layer._forward_hooks[key]
 
 
 def keep(model: nn.Module, attachment: Attachment) -> None:
