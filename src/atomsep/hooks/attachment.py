@@ -125,22 +125,6 @@ def attach(
     return attachment
 
 
-def attachments(model: nn.Module) -> list[Attachment]:
-    """The attachments of a model, for example of a copied or unpickled one.
-
-    Example:
-        >>> import copy
-        >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU())
-        >>> attachment = attach(model, "0")
-        >>> [copied] = attachments(copy.deepcopy(model))
-        >>> copied is attachment
-        False
-    """
-    hooks = (hook for module in model.modules() for hook in module._forward_hooks.values())
-    taps = (hook for hook in hooks if isinstance(hook, LayerTap) and hook.linked)
-    return list(dict.fromkeys(tap.attachment for tap in taps))
-
-
 class Attachment:
     """Atom modeling on one or several layers of a model; created by `attach`.
 
@@ -185,7 +169,7 @@ class Attachment:
 
     @property
     def layers(self) -> list[str]:
-        """Names of the layers it is attached to."""
+        """The names of its layers."""
         return [tap.name for tap in self._taps]
 
     def loss(self) -> Tensor:
@@ -227,8 +211,10 @@ class Attachment:
         training is 1 if it was a training forward, which has a loss, and 0 otherwise. energy,
         neutrality and occupancy are unweighted and in the loss's scale. distance is the mean over
         pairs of nuclei and radius the mean over samples. protons, electrons and neutrons are the
-        shares P/N, G/N and the rest. They are computed when read, which synchronises with the GPU.
-        With several layers, a dictionary by name.
+        shares P/N, G/N and the rest. charge_square is the mean of q². position_share is the share
+        of the charges' variance that the position alone explains: 1 if all samples have the same
+        map. They are computed when read, which synchronises with the GPU. With several layers, a
+        dictionary by name.
 
         With `watch_gradients`, and once the backward pass has run, gradient_share is the norm of
         the weighted loss's gradient at the layer's output over that of the gradient that arrives
@@ -301,6 +287,7 @@ class Attachment:
     def _add(self, reader: LayerReader) -> None:
         tap = LayerTap(self, reader)
         self._taps.append(tap)
+        copies.clear(reader.layer)
         reader.listen(tap)
         for module in (*reader.hosts, reader.layer):
             mark(module)

@@ -13,10 +13,35 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from atomsep.hooks.tap import LayerTap
+
 if TYPE_CHECKING:
     from atomsep.hooks.attachment import Attachment
 
 _LIST = "_atomsep_attachments"
+
+
+def attachments(model: nn.Module) -> list[Attachment]:
+    """The attachments of a model, for example of a copied or unpickled one.
+
+    Example:
+        >>> import atomsep, copy
+        >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU())
+        >>> attachment = atomsep.attach(model, "0")
+        >>> [copied] = attachments(copy.deepcopy(model))
+        >>> copied is attachment
+        False
+    """
+    hooks = (hook for module in model.modules() for hook in module._forward_hooks.values())
+    taps = (hook for hook in hooks if isinstance(hook, LayerTap) and hook.linked)
+    return list(dict.fromkeys(tap.attachment for tap in taps))
+
+
+def clear(layer: nn.Module) -> None:
+    """Take off a layer the hooks that came with the copy of a part, and belong to nothing."""
+    for key, hook in list(layer._forward_hooks.items()):
+        if isinstance(hook, LayerTap) and not hook.linked:
+            del layer._forward_hooks[key]
 
 
 def keep(model: nn.Module, attachment: Attachment) -> None:

@@ -27,7 +27,7 @@ def note_left_out(held: Held) -> None:
     the generator's in a step of the critic, does not.
     """
     node = None if held.statistics is None else held.statistics.table.grad_fn
-    if held.left_out or held.depth or node is None:
+    if held.left_out or held.depth or node is None or held.losses > PATIENCE:
         return
     try:
         _ = node._raw_saved_tensors  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.jit._trace import is_tracing
 
 # Whether torch.export is tracing. Not `torch.compiler.is_exporting()`: until PyTorch 2.12 or so,
 # torch.compile takes that for true as well. PyTorch 2.6 has only the other flag, which it sets only
@@ -30,7 +31,7 @@ class Switch:
 
     def on(self) -> bool:
         """Whether hooks act now."""
-        exported = getattr(torch.compiler, _FLAG) or torch.jit.is_tracing()
+        exported = getattr(torch.compiler, _FLAG) or is_tracing()
         return self.attached and not self.pauses and not exported
 
 

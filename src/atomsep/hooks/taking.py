@@ -22,7 +22,8 @@ def check_loss(tap: LayerTap) -> None:
         if held.depth > transform_depth():  # the transform that it belongs to has ended
             held.statistics, held.earlier = None, ()
     nothing = not _has_loss(tap, held)
-    if tap.attachment.active and (nothing or tap.watch.due()) and not torch.compiler.is_compiling():
+    looking = tap.attachment.active and not torch.compiler.is_compiling()
+    if looking and (nothing or tap.watch.due()):
         why = why_replaced(tap.attachment.model, tap.name, tap.reader.layer)
         if why:
             raise RuntimeError(f"layer {tap.name!r} {why}")

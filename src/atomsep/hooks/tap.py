@@ -77,7 +77,7 @@ class LayerTap(Hook):
             return put_tensor(output, key, self._recompute(latent, layout))
         mask = self.reader.mask(layout, latent, training=training)
         held = self.forwards.write()
-        held.read_as, held.training = (layout, tuple(latent.shape)), training
+        held.read_as = (layout, tuple(latent.shape))
         if not training:
             self._look(held, latent, layout, mask)
             return None
@@ -87,7 +87,7 @@ class LayerTap(Hook):
         """Read importance and statistics; there is no loss."""
         in_training = self.attachment.model.training
         held.idle_reason = reasons.WITHOUT_GRADIENTS if in_training else reasons.IN_EVAL
-        held.charge = held.seen = None
+        held.charge, held.seen, held.training = None, None, False
         if transforms_active():
             held.idle_reason = reasons.TRANSFORMED
             return
@@ -133,7 +133,7 @@ class LayerTap(Hook):
             )
             assert measured.passed is not None
             passed = measured.passed
-        held.statistics, held.depth = measured.statistics, depth
+        held.statistics, held.depth, held.training = measured.statistics, depth, True
         # What a transform wraps must not outlive it.
         held.charge = None if depth else measured.charge
         held.idle_reason = reasons.TRANSFORMED if depth else ""
@@ -144,11 +144,9 @@ class LayerTap(Hook):
     def _keep_run(self, held: Held, depth: int) -> None:
         """Decide what becomes of a training run whose loss was not taken before the next."""
         runs = self.attachment.conduct.runs
-        if runs == "mean":
-            if held.statistics is not None:
-                earlier = held.earlier if held.depth == depth else ()
-                held.earlier = (*earlier, held.statistics)
-            return
+        if runs == "mean" and held.statistics is not None:
+            earlier = held.earlier if held.depth == depth else ()
+            held.earlier = (*earlier, held.statistics)
         if torch.compiler.is_compiling():  # reading what changes would recompile
             return
         if runs is None and held.statistics is not None:
