@@ -140,7 +140,6 @@ def train_in_process(rank: int, folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_items_counted_over_two_processes(tmp_path: Path) -> None:
     """The Trainer multiplies the loss by the number of processes; the atom loss stays a mean."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,9 +34,6 @@ from atomsep.hooks.taking import check_loss, take_loss
 from atomsep.hooks.tap import LayerTap
 from atomsep.hooks.targets import Key, Target, find_layers, unwrap
 from atomsep.hooks.watch import tell_once
-
-if TYPE_CHECKING:
-    from atomsep.hooks.adding import LossAdder
 
 
 def attach(
@@ -151,7 +148,7 @@ class Attachment:
         self._switch = Switch()
         self._taps: list[LayerTap] = []
         copies.keep(self.model, self)
-        self._adder: LossAdder | None = None
+        self._adder: Any = None
 
     @property
     def active(self) -> bool:
