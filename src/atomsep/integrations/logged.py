@@ -20,6 +20,7 @@ def parts(attachment: Attachment) -> dict[str, float]:
         f"atom/{layer}/{name}" if layer else f"atom/{name}": float(value)
         for layer, values in by_layer.items()
         for name, value in values.items()
+        if name != "training"  # what is logged is of training forwards
     }
 
 
