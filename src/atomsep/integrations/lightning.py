@@ -14,7 +14,7 @@ from atomsep.integrations.logged import parts, pictures
 try:
     from lightning.pytorch import Callback
 except ImportError:  # the same library under its earlier name
-    from pytorch_lightning import Callback  # type: ignore[assignment, no-redef]
+    from pytorch_lightning import Callback  # type: ignore[assignment]
 
 
 class AtomModeling(Callback):
@@ -153,7 +153,7 @@ class AtomModeling(Callback):
         drawn = pictures(self.attachment, self.images) if takers else {}
         for logger in takers:
             for name, image in drawn.items():
-                _image_method(logger)(name, image, trainer.global_step)  # type: ignore[misc]
+                _image_method(logger)(name, image, trainer.global_step)
 
     def state_dict(self) -> dict[str, Any]:
         """State of the learned maps, for the checkpoint."""
