@@ -14,6 +14,7 @@ from tiny_texts import (
     Texts,
     arguments,
     groups,
+    llama,
     make_trainer,
     task_and_atom,
     train_by_hand,
@@ -50,10 +51,20 @@ def test_ten_steps_equal_a_loop_by_hand(kind: str, accumulation: int, tmp_path: 
     trainer = make_trainer(model, kind, arguments(tmp_path, accumulation))
     trainer.train()
     steps = groups(trainer.recorder.batches, accumulation)
-    divided = not trainer.model_accepts_loss_kwargs
-    expected, losses = train_by_hand(kind, steps, classes_divided=divided)
+    expected, losses = train_by_hand(kind, steps, trainer)
     assert_equal(model, expected)
     assert logged(trainer) == pytest.approx(losses, abs=1e-4)
+
+
+def test_mixed_precision(tmp_path: Path) -> None:
+    model, _ = attached("llama")
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    trainer = make_trainer(model.float(), "llama", arguments(tmp_path, 4, max_steps=2, bf16=True))
+    trainer.train()
+    expected, _ = train_by_hand("llama", groups(trainer.recorder.batches, 4)[:2], trainer)
+    for name, value in expected.state_dict().items():
+        moved, difference = value - start[name], model.state_dict()[name] - value
+        assert difference.abs().max() < 2e-2 * moved.abs().max(), name
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -66,7 +77,7 @@ def test_a_trainer_may_say_itself_who_divides(scaled: bool, tmp_path: Path) -> N
     trainer.loss_is_scaled_for_ga = scaled
     trainer.train()
     steps = groups(trainer.recorder.batches, 4)[:3]
-    expected, _ = train_by_hand("bert", steps, classes_divided=not scaled)
+    expected, _ = train_by_hand("bert", steps, trainer, divided=not scaled)
     assert_equal(model, expected)
 
 
@@ -137,7 +148,8 @@ def train_in_process(rank: int, folder: Path) -> None:
     args = arguments(folder, 2, max_steps=3, ddp_backend="gloo", average_tokens_across_devices=True)
     trainer = make_trainer(model, "llama", args)
     trainer.train()
-    torch.save((model.state_dict(), trainer.recorder.batches), folder / f"rank{rank}")
+    results = model.state_dict(), trainer.recorder.batches, trainer.totals
+    torch.save(results, folder / f"rank{rank}")
     torch.distributed.destroy_process_group()
 
 
@@ -152,12 +164,17 @@ def test_items_counted_over_two_processes(tmp_path: Path) -> None:
     torch.multiprocessing.start_processes(
         train_in_process, args=(tmp_path,), nprocs=2, start_method="fork"
     )
-    states, batches = zip(*(torch.load(tmp_path / f"rank{rank}") for rank in (0, 1)), strict=True)
-    micro = [[*first, *second] for first, second in zip(*map(pairs, batches), strict=True)]
-    expected, _ = train_by_hand("llama", micro[:3], classes_divided=True)
+    states, batches, totals = zip(
+        *(torch.load(tmp_path / f"rank{rank}") for rank in (0, 1)), strict=True
+    )
+    # micro-batches 0 and 1 of both processes, then 2 and 3
+    micro = [[*first, *second] for first, second in zip(*map(in_twos, batches), strict=True)]
+    trainer = make_trainer(llama(), "llama", arguments(tmp_path, 4))
+    trainer.totals = [total for pair in in_twos(totals[0]) for total in 2 * pair]
+    expected, _ = train_by_hand("llama", micro, trainer)
     for state in states:
         torch.testing.assert_close(state, dict(expected.state_dict()), rtol=1e-6, atol=1e-8)
 
 
-def pairs(batches: list[Any]) -> list[list[Any]]:
-    return [batches[start : start + 2] for start in range(0, 6, 2)]
+def in_twos(values: list[Any]) -> list[list[Any]]:
+    return [values[start : start + 2] for start in range(0, 6, 2)]

@@ -71,13 +71,20 @@ def arguments(folder: Path, accumulation: int, **others: Any) -> TrainingArgumen
 
 
 def make_trainer(model: Any, kind: str, args: TrainingArguments, **others: Any) -> Trainer:
+    """A Trainer that keeps its batches, and what it tells the model to divide by."""
     recorder = Recorder()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
     trainer = Trainer(
         model, args, train_dataset=Texts(kind), data_collator=recorder,
         optimizers=(optimizer, None), **others,
     )  # fmt: skip
-    trainer.recorder = recorder
+    trainer.recorder, trainer.totals = recorder, []
+
+    def keep(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if module.training:
+            trainer.totals.append(kwargs.get("num_items_in_batch"))
+
+    model.register_forward_pre_hook(keep, with_kwargs=True)
     return trainer
 
 
@@ -104,13 +111,8 @@ def task_and_atom(model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]
     return task, plain_loss(out.hidden_states[1], batch["attention_mask"].bool())
 
 
-def items(kind: str, batch: dict[str, Tensor]) -> int:
-    labels = batch["labels"]
-    return int((labels[:, 1:] != -100).sum()) if kind == "llama" else len(labels)
-
-
 def train_by_hand(
-    kind: str, steps: list[list[dict[str, Tensor]]], *, classes_divided: bool
+    kind: str, steps: list[list[dict[str, Tensor]]], trainer: Any, *, divided: bool | None = None
 ) -> tuple[nn.Module, list[float]]:
     """The model after these steps, and the loss of each.
 
@@ -120,18 +122,25 @@ def train_by_hand(
     """
     model = MODELS[kind][0]().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+    divided = not trainer.model_accepts_loss_kwargs if divided is None else divided
+    totals = iter(trainer.totals)
     losses = []
     for batches in steps:
-        total = sum(items(kind, batch) for batch in batches)
+        count = len(batches)
+        if not hasattr(trainer, "current_gradient_accumulation_steps"):
+            count = (
+                trainer.args.gradient_accumulation_steps
+            )  # older versions: also in a shorter step
         optimizer.zero_grad()
         step_loss = 0.0
         for batch in batches:
             task, atom = task_and_atom(model, batch)
+            total = next(totals)
             if kind == "bert":
-                task = task / len(batch["labels"]) / (len(batches) if classes_divided else 1)
+                task = task / len(batch["labels"]) / (count if divided else 1)
             else:
                 task = task / total
-            loss = task + WEIGHT * atom / len(batches)
+            loss = task + WEIGHT * atom / count
             loss.backward()
             step_loss += loss.item()
         optimizer.step()
