@@ -97,7 +97,7 @@ def test_runs_of_a_compiled_model() -> None:
     losses = torch.stack([AtomLoss()(latent_of(model, x)) for x in inputs])
     [expected] = torch.autograd.grad(losses.mean(), model[0].weight)
     attachment = atomsep.attach(model, "0", weight=1.0, runs="mean")
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
     for _ in range(3):
         for x in inputs:
             compiled(x)
@@ -115,6 +115,7 @@ def test_runs_of_a_compiled_model() -> None:
         ("together", "default"),
         ("together", "learned"),
         ("together", "watched"),
+        ("together", "not kept"),  # as where a batch norm is recomputed
         ("apart", "default"),
     ],
 )
@@ -125,6 +126,8 @@ def test_a_run_that_trains_but_is_left_out_is_noticed_once(backward: str, criter
     told = []
     for _ in range(4):
         first = model(x).sum()
+        if criterion == "not kept":
+            attachment._taps[0].forwards.read().passed = None
         if backward == "apart":
             first.backward()
         total = model(2 * x).sum() + (0 if backward == "apart" else first)
@@ -178,6 +181,16 @@ def test_a_recomputed_checkpoint_is_no_second_run() -> None:
     attachment = atomsep.attach(model, "0")
     for _ in range(3):  # warnings are errors
         (checkpoint(model, x, use_reentrant=False).sum() + attachment.loss()).backward()
+
+
+def test_a_compiled_run_does_not_tell_whether_it_trains() -> None:
+    torch.compiler.reset()
+    model, x = mlp(), batch()
+    attachment = atomsep.attach(model, "0")
+    torch.compile(model, backend="eager")(x)
+    _ = attachment.importance  # takes over what the compiled run left
+    model(x)
+    attachment.loss()  # warnings are errors
 
 
 # A loss that nobody asks for

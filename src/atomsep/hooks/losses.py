@@ -17,8 +17,8 @@ def mean_of(losses: list[Tensor]) -> Tensor:
 def zero_loss(layer: nn.Module, model: nn.Module) -> Tensor:
     """A zero on the layer's device that can be differentiated where gradients are enabled.
 
-    No parameter hangs on it. None needs to: what did not run has no gradient from the task either,
-    and data-parallel wrappers already have to expect that (`find_unused_parameters=True`).
+    It depends on no parameter. It need not: a layer that did not run has no gradient from the task
+    either, and data-parallel wrappers have to expect that anyway (`find_unused_parameters=True`).
     """
     parameters = (p for module in (layer, model) for p in module.parameters())
     device = next((p.device for p in parameters), torch.device("cpu"))

@@ -30,8 +30,9 @@ def note_left_out(held: Held) -> None:
     if held.left_out or held.depth or node is None or held.losses > PATIENCE:
         return
     try:
-        _ = node._raw_saved_tensors  # type: ignore[attr-defined]
-    except (AttributeError, RuntimeError):  # freed by a backward pass
+        if getattr(node, "_raw_saved_tensors", None) is None:
+            return  # of a compiled graph, which does not tell
+    except RuntimeError:  # freed by a backward pass
         held.left_out = True
         return
 
