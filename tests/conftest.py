@@ -37,6 +37,8 @@ SLOW = {
     *(f"experiments/gan/test_{name}.py" for name in ("evaluation", "fidelity", "gan", "stacked")),
     *("experiments/images/test_images.py", "experiments/text/test_text.py"),
     *("experiments/sweeps/test_search.py", "experiments/sweeps/test_sweep.py"),
+    *(f"integrations/test_{name}.py" for name in ("hugging_face", "lightning")),
+    "integrations/test_sentence_transformers.py",
     *("hooks/test_attach_regimes.py", "hooks/test_compiled.py", "methods/test_method_registry.py"),
 }
 """Files that train, compile, interpret kernels or start processes: not part of make test-fast."""

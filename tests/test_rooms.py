@@ -16,6 +16,7 @@ ROOMS = [
     ["checks", "functional"],
     ["core"],
     ["hooks"],
+    ["integrations"],
     ["methods"],
     ["experiments"],
     ["report"],

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from atomsep import functional
     from atomsep.core.backend import use_kernels
     from atomsep.core.loss import AtomLoss
-    from atomsep.hooks.attachment import Attachment, attach, attachments
+    from atomsep.hooks.attachment import Attachment, attach
+    from atomsep.hooks.copies import attachments
     from atomsep.hooks.watch import AtomWarning
 
 __all__ = [
@@ -28,7 +29,7 @@ _HOMES = {
     "AtomWarning": "hooks.watch",
     "Attachment": "hooks.attachment",
     "attach": "hooks.attachment",
-    "attachments": "hooks.attachment",
+    "attachments": "hooks.copies",
     "use_kernels": "core.backend",
 }
 

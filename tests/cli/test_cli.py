@@ -92,6 +92,15 @@ def test_an_odd_ratio_gets_a_hint(
         ("train synthetic -m atmo", "no method 'atmo' for synthetic; did you mean 'atom'?"),
         ("train synthetic --set epocs=1", "no setting 'epocs'; did you mean 'epochs'?"),
         ("train synthetic --tiny --set layer=embd", "did you mean 'embed'"),
+        ("train synthetic --tiny --set lr=3", "no setting 'lr'; did you mean 'learning_rate'?"),
+        (
+            "train synthetic --tiny --set layer=head",
+            "no token axis. Attach to a layer before pooling or flattening",
+        ),
+        (
+            "train synthetic --tiny -m hinge-2 --set layer=head",
+            "Choose another layer with --set layer=NAME",
+        ),
         ("train synthetic --tiny --set method.tau=1", "has no option 'tau'"),
         ("sweep synthetic --methods plain,atm", "there is no method 'atm'; did you mean 'atom'?"),
         (

@@ -238,10 +238,10 @@ class Failing(nn.Module):
 @pytest.mark.parametrize("attempts", [1, 2])
 def test_a_forward_that_failed_says_nothing_of_its_consumer(attempts: int) -> None:
     model, x = Failing(), torch.randn(4, 5, 3)
-    attachment = atomsep.attach(model, "linear", weight=1.0)
     latent = model.linear(x)
     loss = latent.relu().sum() + atomsep.AtomLoss()(latent)
     expected = torch.autograd.grad(loss, [model.linear.weight])
+    attachment = atomsep.attach(model, "linear", weight=1.0)
     model.fails = True
     for _ in range(attempts):
         with pytest.raises(MemoryError):

@@ -140,19 +140,20 @@ class AtomLoss(nn.Module):
         passing: str | None = None,
         weight: float | None = None,
         find_origin: Callable[[], Origin | None] | None = None,
+        draw: bool = True,
     ) -> Measured:
         """Charges and statistics of a layer's output; see `atomsep.core.node.measure`.
 
         With `passing`, the result's `passed` takes the output's place for its consumers. With
         `weight`, the loss over all pairs is computed in the same node; `from_statistics` may
-        still ask for another weight.
+        still ask for another weight. Without `draw`, no tokens are sampled.
         """
         samples, length, features = layout.sizes(source)
         checks.check_tokens(source, samples, length, features, self.charge, self.position)
         count = checks.count_real(samples, length, mask, source)
         given = weight is not None and self.pairs == "all"
         asked: dict[str, Any] = {"terms": self.terms, "weight": weight or 1.0} if given else {}
-        drawn = self.tokens is not None and self.tokens < length
+        drawn = draw and self.tokens is not None and self.tokens < length
         if self.position is None and isinstance(self.charge, int) and not drawn:
             reading = Reading(layout, self.charge, self.terms.norm)
             whole = Tokens(source, None, mask, count, reading)

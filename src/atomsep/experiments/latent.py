@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.errors import ExperimentError, layer_errors
 from atomsep.experiments.task import Context
 from atomsep.hooks.axes import feature_widths
 from atomsep.hooks.targets import find_layers
@@ -43,14 +43,15 @@ class MethodOnLayer:
             return
         layer, layout, weight = settings.layer, settings.layout, settings.weight
         try:
-            layers = find_layers(model, layer).values()
-            widths = {width for each in layers for width in feature_widths(each)}
-            width = widths.pop() if len(widths) == 1 else max(features, 1)
-            method = make_method(
-                context.method, features=width, seed=context.seed, **settings.method
-            )
-            assert method is not None  # only "plain" has none
-            self.binding = method.bind(model, layer, weight=weight, layout=layout)
+            with layer_errors():
+                layers = find_layers(model, layer).values()
+                widths = {width for each in layers for width in feature_widths(each)}
+                width = widths.pop() if len(widths) == 1 else max(features, 1)
+                method = make_method(
+                    context.method, features=width, seed=context.seed, **settings.method
+                )
+                assert method is not None  # only "plain" has none
+                self.binding = method.bind(model, layer, weight=weight, layout=layout)
         except (ValueError, TypeError) as error:
             raise ExperimentError(str(error)) from error
         self.method = method.to(self.fabric.device)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from atomsep.experiments.board import has_tensorboard, tensorboard
-from atomsep.experiments.errors import ExperimentError, StoppedError
+from atomsep.experiments.errors import ExperimentError, StoppedError, layer_errors
 from atomsep.experiments.files import write_state, write_text
 from atomsep.experiments.machine import Machine, make_fabric
 from atomsep.experiments.progress import Listener, Meter, interruptible
@@ -70,6 +70,7 @@ def train(
         run.locked() if fabric.is_global_zero else nullcontext(),
         torch.random.fork_rng(devices=devices),
         _same_threads(),
+        layer_errors(),
     ):
         # Another process may have finished the run before this one got the lock.
         result = fabric.broadcast(run.read_result() if fabric.is_global_zero else None)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from atomsep.hooks.switch import Switch
+from atomsep.hooks.switch import Hook, Switch
 
 MaskSource = (
     str | Callable[[tuple[Any, ...], dict[str, Any]], Tensor | None] | Literal[False] | None
@@ -62,7 +62,7 @@ class MaskSlot:
         return self._own.value
 
 
-class MaskTap:
+class MaskTap(Hook):
     """A forward pre-hook that notes the mask a module is called with.
 
     Modules around a layer pass the mask on, so of several calls the innermost counts. What a model

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from atomsep.core.layout import DESCRIPTIONS, Axes, Layout
 from atomsep.hooks.axes import feature_widths, infer_axes
 from atomsep.hooks.masks import ATTENTION_MASK, MaskSlot, MaskSource, MaskTap, find_mask_hosts
+from atomsep.hooks.nearest import nearest_with_tokens
 from atomsep.hooks.switch import Switch
 from atomsep.hooks.targets import Key, pick_tensor
 
@@ -90,10 +91,12 @@ class LayerReader:
     def _resolve(self, latent: Tensor) -> Layout:
         shape, name = tuple(latent.shape), self.name
         if not 3 <= len(shape) <= 5:
+            near = nearest_with_tokens(self.model, latent)
+            hint = "" if near is None else f". The nearest one that ran before it is {near!r}"
             raise ValueError(
                 f"layer {name!r} gives shape {shape}, which has no token axis. Attach to a layer "
                 f"before pooling or flattening, whose output is one of "
-                f"{', '.join(DESCRIPTIONS.values())}"
+                f"{', '.join(DESCRIPTIONS.values())}{hint}"
             )
         axes = self.axes[len(shape)]
         features = shape[1] if axes == "channels_first" else shape[-1]
