@@ -10,15 +10,19 @@ if TYPE_CHECKING:
     from atomsep.core.backend import use_kernels
     from atomsep.core.loss import AtomLoss
     from atomsep.hooks.attachment import Attachment, attach, attachments
+    from atomsep.hooks.layers import Layer, Layers, layers
     from atomsep.hooks.watch import AtomWarning
 
 __all__ = [
     "AtomLoss",
     "AtomWarning",
     "Attachment",
+    "Layer",
+    "Layers",
     "attach",
     "attachments",
     "functional",
+    "layers",
     "use_kernels",
 ]
 __version__ = "0.1.0"
@@ -27,8 +31,11 @@ _HOMES = {
     "AtomLoss": "core.loss",
     "AtomWarning": "hooks.watch",
     "Attachment": "hooks.attachment",
+    "Layer": "hooks.layers",
+    "Layers": "hooks.layers",
     "attach": "hooks.attachment",
     "attachments": "hooks.attachment",
+    "layers": "hooks.layers",
     "use_kernels": "core.backend",
 }
 

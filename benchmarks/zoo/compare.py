@@ -1,0 +1,178 @@
+"""Attach to a layer, and compare all gradients with those of a hook written by hand."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+import atomsep
+from atomsep.functional import form_atoms, neutrality, occupancy, pair_energy
+from benchmarks.zoo.truth import Batch, Truth, call, latent_of
+
+WEIGHT = 0.5
+TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-3}
+"""Error of the gradients that counts as exact: in float64, some models compute parts in float32."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an attempt to attach without arguments.
+
+    Attributes:
+        outcome: exact, wrong, refused, crashed or undecided (the reference is not certain).
+        error: norm of the difference of all gradients over the norm of the atom loss's own.
+        importance: shape of the importance.
+        message: the sentence of a refusal or warning, or what differs.
+    """
+
+    outcome: str
+    error: float | None = None
+    importance: str = ""
+    message: str = ""
+
+
+def compare(model: nn.Module, batch: Batch, name: str, truth: Truth, padded: bool) -> Outcome:
+    """Train one step on a layer, by `attach` and by hand."""
+    refused = (ValueError, RuntimeError, TypeError)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        attachment = None
+        try:
+            attachment = atomsep.attach(model, name, weight=WEIGHT)
+            task = _task(_seeded(model, batch))
+            gradients = _gradients(model, task + attachment.loss())
+            importance = attachment.importance
+        except refused as error:
+            ours = type(error) in refused and _from_atomsep(error)
+            text = f"{type(error).__name__}: {error}"
+            return Outcome("refused" if ours else "crashed", message=_line(text))
+        except Exception as error:
+            return Outcome("crashed", message=_line(f"{type(error).__name__}: {error}"))
+        finally:
+            if attachment is not None:
+                attachment.detach()
+    said = [str(w.message) for w in caught if issubclass(w.category, atomsep.AtomWarning)]
+    shape = "x".join(map(str, importance.shape))
+    if truth.problem:
+        folded = truth.problem.startswith("samples folded")
+        return Outcome("wrong" if folded else "undecided", None, shape, truth.problem)
+    mask = truth.mask() if padded else None
+    charge, expected, unit = _by_hand(model, batch, name, truth, mask)
+    error = _distance(gradients, expected) / unit
+    tolerance = TOLERANCES[next(model.parameters()).dtype]
+    message = _line(" ".join(said))
+    if not (importance.numel() == charge.numel() and error <= tolerance):
+        again = _distance(_by_hand(model, batch, name, truth, mask)[1], expected) / unit
+        if again > tolerance:
+            return Outcome("undecided", error, shape, "two plain runs differ as much")
+        return Outcome("wrong", error, shape, f"truth: {truth}; {message}")
+    if not torch.allclose(importance.reshape(charge.shape).to(charge), charge, atol=1e-4):
+        return Outcome("wrong", error, shape, "the importance differs")
+    return Outcome("exact", error, shape, message)
+
+
+def plain_loss(latent: Tensor, mask: Tensor | None) -> Tensor:
+    """The loss by the plain formulas and autograd."""
+    atoms = form_atoms(latent, mask)
+    samples = len(latent)
+    energy = pair_energy(atoms).sum() / (samples * (samples - 1))
+    return energy + neutrality(atoms).mean() + occupancy(atoms).mean()
+
+
+def _by_hand(
+    model: nn.Module, batch: Batch, name: str, truth: Truth, mask: Tensor | None
+) -> tuple[Tensor, list[Tensor | None], float]:
+    """Charges, gradients of the sum of both losses, and the norm of the atom loss's own."""
+    latents: list[Tensor] = []
+
+    def keep(module: nn.Module, args: Any, output: Any) -> Any:
+        picked = latent_of(output)
+        assert picked is not None
+        key, latent = picked
+        latents.append(latent)
+        passed = latent.clone()  # whoever follows may overwrite it
+        if key is None:
+            return passed
+        if isinstance(output, Mapping):
+            output[key] = passed  # type: ignore[index]
+            return output
+        parts = [passed if index == key else part for index, part in enumerate(output)]
+        return parts if isinstance(output, list) else tuple(parts)
+
+    handle = model.get_submodule(name).register_forward_hook(keep)
+    try:
+        task = _task(_seeded(model, batch))
+    finally:
+        handle.remove()
+    tokens = truth.tokens(latents[-1])
+    own = _gradients(model, WEIGHT * plain_loss(tokens, mask), keep=True)
+    both = _gradients(model, task)
+    unit = _distance(own, [None] * len(own)) or _distance(both, [None] * len(both)) or 1.0
+    for index, gradient in enumerate(own):
+        other = both[index]
+        if gradient is not None:
+            both[index] = gradient if other is None else other + gradient
+    charge = torch.tanh(tokens.detach()[..., 0] / 2)
+    return charge if mask is None else charge * mask, both, unit
+
+
+def _seeded(model: nn.Module, batch: Batch) -> Any:
+    for seed in (torch.manual_seed, random.seed, numpy.random.seed):
+        seed(0)
+    return call(model, batch)
+
+
+def _task(output: Any) -> Tensor:
+    """Some number that depends on everything the model returns."""
+    total = torch.zeros(())
+    for tensor in _leaves(output):
+        weights = torch.linspace(-1, 1, tensor.numel(), dtype=tensor.dtype).cos()
+        finite = torch.where(tensor.isfinite(), tensor, 0).flatten()
+        total = total + (finite * weights).mean()
+    return total
+
+
+def _leaves(output: Any) -> list[Tensor]:
+    if isinstance(output, Tensor):
+        return [output] if output.is_floating_point() and output.numel() else []
+    if isinstance(output, Mapping):
+        output = list(output.values())
+    return [t for part in output for t in _leaves(part)] if isinstance(output, (tuple, list)) else []
+
+
+def _gradients(model: nn.Module, loss: Tensor, keep: bool = False) -> list[Tensor | None]:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not loss.requires_grad:
+        return [None] * len(parameters)
+    return list(torch.autograd.grad(loss, parameters, retain_graph=keep, allow_unused=True))
+
+
+def _distance(first: list[Tensor | None], second: list[Tensor | None]) -> float:
+    total = 0.0
+    for one, two in zip(first, second, strict=True):
+        if one is None and two is None:
+            continue
+        difference = one if two is None else -two if one is None else one - two
+        assert difference is not None
+        total += float(difference.double().square().sum())
+    return total**0.5
+
+
+def _from_atomsep(error: BaseException) -> bool:
+    """Whether the last frame of the traceback lies in the package."""
+    trace = error.__traceback__
+    assert trace is not None
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return "atomsep" in str(trace.tb_frame.f_globals.get("__name__", "")).split(".")
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:400]
