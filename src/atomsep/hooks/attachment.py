@@ -33,7 +33,7 @@ def attach(
     layout: Axes | Literal["auto"] = "auto",
     mask: MaskSource = None,
     select: Key = None,
-    skip_tokens: int = 0,
+    skip_tokens: int | Literal["auto"] = "auto",
     watch_gradients: bool = False,
 ) -> Attachment:
     """Attach atom modeling to one or several layers of a model.
@@ -50,13 +50,15 @@ def attach(
             gradients yourself in data-parallel training.
         weight: factor of the loss; can be changed during training.
         layout: "channels_first" for (M, C, H, W) and (M, C, L), "channels_last" for (M, L, C) and
-            (M, H, W, C), "length_first" for (L, M, C), or "auto" to infer it where it is certain.
+            (M, H, W, C), "length_first" for (L, M, C), or "auto" to decide it in the first forward;
+            `print(attachment)` then shows what was decided, and why.
         mask: None uses the `attention_mask` that the model is called with, a name uses the
             argument of that name, a callable `(args, kwargs) -> mask` computes the mask from the
             model's arguments, and False uses no mask. Masks are true on real tokens and have shape
             `(M, L)` or `(M, H, W)`.
         select: index or key of the tensor if the layer returns a tuple or a mapping.
-        skip_tokens: number of class tokens in front to leave out.
+        skip_tokens: number of tokens in front to leave out, or "auto" for the class, distillation
+            and register tokens of a vision transformer.
         watch_gradients: whether `stats` shows how strong the loss's gradient is against the
             task's; can be changed at any step. It costs a copy of the gradient.
 
@@ -76,8 +78,6 @@ def attach(
         torch.Size([4, 5])
         >>> attachment.detach()
     """
-    if skip_tokens < 0:
-        raise ValueError(f"skip_tokens must be at least 0, not {skip_tokens}")
     attachment = Attachment(model, loss if loss is not None else AtomLoss(), weight)
     attachment.watch_gradients = watch_gradients
     try:
@@ -243,7 +243,9 @@ class Attachment:
 
     def __repr__(self) -> str:
         state = "" if self.active else ", detached"
-        return f"Attachment(layers={self.layers}, weight={self.weight:g}{state}, {self.criterion})"
+        lines = [f"\n  {tap.name}: {tap.reader.layout.describe()}" for tap in self._taps]
+        head = f"Attachment(layers={self.layers}, weight={self.weight:g}{state}, {self.criterion})"
+        return head + "".join(lines)
 
     def _add(self, reader: LayerReader) -> None:
         """Register the hooks, and store each module's `forward` in the module itself.

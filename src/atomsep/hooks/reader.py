@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
-from atomsep.core.layout import DESCRIPTIONS, Axes, Layout
-from atomsep.hooks.axes import feature_widths, infer_axes
+from atomsep.core.layout import Axes, Layout
+from atomsep.hooks.inputs import ModelInput
+from atomsep.hooks.layouts import LayoutFinder
 from atomsep.hooks.masks import ATTENTION_MASK, MaskSlot, MaskSource, MaskTap, find_mask_hosts
 from atomsep.hooks.switch import Switch
 from atomsep.hooks.targets import Key, pick_tensor
@@ -25,10 +24,10 @@ class LayerReader:
         model: the model around the layer, whose call brings the mask.
         name: the layer's name, for messages.
         layer: the module whose output is read.
-        layout: the axes of the output, or "auto" to infer them where they are certain.
+        layout: the axes of the output, or "auto" to decide them where they are certain.
         mask: where the padding mask comes from; see [`attach`][atomsep.attach].
         select: index or key of the tensor, where the layer returns a tuple or a mapping.
-        skip_tokens: how many tokens in front to leave out.
+        skip_tokens: how many tokens in front to leave out, or "auto" for class tokens.
         switch: turns the hooks that note the mask on and off.
 
     Raises:
@@ -43,19 +42,12 @@ class LayerReader:
         layout: Axes | Literal["auto"] = "auto",
         mask: MaskSource = None,
         select: Key = None,
-        skip_tokens: int = 0,
+        skip_tokens: int | Literal["auto"] = 0,
         switch: Switch | None = None,
     ) -> None:
-        if layout != "auto" and layout not in DESCRIPTIONS:
-            raise ValueError(
-                f"layout must be 'auto' or one of {list(DESCRIPTIONS)}, not {layout!r}"
-            )
-        self.model, self.name, self.layer = model, name, layer
-        self.select, self.skip = select, skip_tokens
-        axes = None if layout == "auto" else layout
-        self.axes = {dim: axes or infer_axes(layer, model, dim) for dim in (3, 4, 5)}
-        self.widths = None if axes else feature_widths(layer)
-        self.resolved: tuple[torch.Size, Layout] | None = None
+        self.model, self.name, self.layer, self.select = model, name, layer, select
+        self.input = ModelInput(model, switch)
+        self.layout = LayoutFinder(model, name, layer, layout, skip_tokens, self.input)
         self.slot = MaskSlot(switch)
         self.hosts = find_mask_hosts(model, layer, mask)
         source = ATTENTION_MASK if mask is None else mask
@@ -67,52 +59,13 @@ class LayerReader:
         ]
 
     def listen(self, hook: Callable[..., Any]) -> None:
-        """Register a forward hook on the layer."""
+        """Register a forward hook on the layer, and those that note what the model is given."""
         self.handles.append(self.layer.register_forward_hook(hook))
+        self.handles += self.input.listen(self.model)  # forgotten after the layer's hook has run
 
     def pick(self, output: object) -> tuple[Key, Tensor]:
         """The latent inside the layer's output, and where it lies."""
         return pick_tensor(output, self.select, self.name)
-
-    def layout(self, latent: Tensor) -> Layout:
-        """The layout of a latent, resolved once per shape.
-
-        Raises:
-            ValueError: the shape fits no layout, or none is certain.
-        """
-        if torch.compiler.is_compiling():  # a graph must not depend on what changes between calls
-            return self._resolve(latent)
-        resolved = self.resolved  # another thread may replace it meanwhile
-        if resolved is None or resolved[0] != latent.shape:
-            self.resolved = resolved = latent.shape, self._resolve(latent)
-        return resolved[1]
-
-    def _resolve(self, latent: Tensor) -> Layout:
-        shape, name = tuple(latent.shape), self.name
-        if not 3 <= len(shape) <= 5:
-            raise ValueError(
-                f"layer {name!r} gives shape {shape}, which has no token axis. Attach to a layer "
-                f"before pooling or flattening, whose output is one of "
-                f"{', '.join(DESCRIPTIONS.values())}"
-            )
-        axes = self.axes[len(shape)]
-        features = shape[1] if axes == "channels_first" else shape[-1]
-        if axes is None or (self.widths is not None and features not in self.widths):
-            options = "; ".join(f'layout="{key}" for {text}' for key, text in DESCRIPTIONS.items())
-            raise ValueError(
-                f"layer {name!r} ({type(self.layer).__name__}) gives shape {shape}. Which axis "
-                f"holds the tokens is not certain; pass {options}"
-            )
-        if axes == "length_first" and len(shape) != 3:
-            raise ValueError(f'layout="length_first" means (L, M, C), but {name!r} gives {shape}')
-        layout = Layout(axes, self.skip)
-        tokens = math.prod(layout.token_shape(latent)[1:])
-        if self.skip >= tokens > 0:
-            raise ValueError(
-                f"skip_tokens={self.skip} leaves no tokens: layer {name!r} gives shape {shape}, "
-                f"which has {tokens}"
-            )
-        return layout
 
     def mask(self, layout: Layout, latent: Tensor, *, training: bool = True) -> Tensor | None:
         """The mask of the current call as `(M, N)`, true on real tokens; None without one."""

@@ -28,6 +28,7 @@ from atomsep.hooks.origin import find_origin
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.strength import Strength
 from atomsep.hooks.targets import put_tensor
+from atomsep.hooks.witnesses import Undecided
 from atomsep.hooks.watch import Watch
 
 if TYPE_CHECKING:
@@ -81,8 +82,15 @@ class LayerTap:
             held = self.forwards.write()
             held.charge, held.idle_reason = None, _NESTED
             return None
-        layout = self.reader.layout(latent)
         training = torch.is_grad_enabled() and attachment.model.training
+        try:
+            layout = self.reader.layout(latent)
+        except Undecided as error:
+            if training:
+                raise
+            held = self.forwards.write()
+            held.charge, held.idle_reason = None, f"has no layout yet: {error}"
+            return None
         if training and _in_backward():
             return put_tensor(output, key, self._recompute(latent, layout))
         mask = self.reader.mask(layout, latent, training=training)

@@ -1,0 +1,96 @@
+"""Class, distillation and register tokens: how many a model puts in front of an image's tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+_TOKENS = (
+    *("cls_token", "class_token", "class_embedding", "dist_token", "distillation_token"),
+    *("reg_token", "register_tokens"),
+)
+"""Names of parameters that hold such tokens, `(C,)` or `(1, n, C)`."""
+
+
+class Prefix:
+    """How many tokens around a layer are not part of the image.
+
+    The model's attributes tell how many there may be. Whether the layer's output has them, its
+    number of tokens tells: without them it must make the grid of the input image. A patch
+    embedding, for instance, returns the grid alone.
+
+    Args:
+        model: the model around the layer.
+        layer: where the tokens are counted.
+    """
+
+    def __init__(self, model: nn.Module, layer: nn.Module) -> None:
+        near = list(dict.fromkeys(_near(model, layer)))
+        self.counts = sorted({count for module in near for count in _counts(module)} - {0})
+        self.patches = {size for module in near for size in _patch_sizes(module)}
+
+    def of(self, tokens: int, images: list[tuple[int, ...]]) -> int:
+        """How many of a layer's tokens come before those of an image; 0 if nothing fits.
+
+        Args:
+            tokens: the layer's number of tokens.
+            images: shapes of the model's inputs, `(M, C, H, W)` or `(M, T, C, H, W)`.
+        """
+        if not self.counts:
+            return 0
+        for image in images:
+            for patches in (self.patches, _squares(image)):
+                grids = set(_grids(image, patches))
+                for count in (0, *self.counts):
+                    if tokens - count in grids:
+                        return count
+        return 0
+
+
+def _squares(image: tuple[int, ...]) -> set[tuple[int, int]]:
+    """All square patches, for a grid with the proportions of the image."""
+    return {(side, side) for side in range(1, min(image[-2:]) + 1)}
+
+
+def _grids(image: tuple[int, ...], patches: set[tuple[int, int]]) -> Iterator[int]:
+    """Numbers of patches that an image, or a video, may be cut into."""
+    height, width = image[-2:]
+    times = {1} if len(image) == 4 else {count // joined for count in image[1:3] for joined in range(1, count + 1)}
+    for down, across in patches:
+        for whole in (math.floor, math.ceil):
+            grid = whole(height / down) * whole(width / across)
+            yield from (time * grid for time in times)
+
+
+def _near(model: nn.Module, layer: nn.Module) -> Iterator[nn.Module]:
+    """The modules around the layer, and what each of them holds directly."""
+    for module in model.modules():
+        if any(part is layer for part in module.modules()):
+            yield module
+            yield from module.children()
+
+
+def _counts(module: nn.Module) -> Iterator[int]:
+    """Numbers of tokens that a module may put in front."""
+    count = getattr(module, "num_prefix_tokens", None)
+    if isinstance(count, int):
+        yield count
+    own = [getattr(module, name, None) for name in _TOKENS]
+    found = sum(t.shape[-2] if t.dim() > 1 else 1 for t in own if isinstance(t, Tensor))
+    yield found
+    registers = getattr(getattr(module, "config", None), "num_register_tokens", None)
+    if isinstance(registers, int):
+        yield from (registers, registers + 1)
+
+
+def _patch_sizes(module: nn.Module) -> Iterator[tuple[int, int]]:
+    """Sizes of the patches that a module cuts images into."""
+    for holder in (module, getattr(module, "config", None)):
+        size: Any = getattr(holder, "patch_size", None)
+        if isinstance(size, int):
+            yield size, size
+        elif isinstance(size, (tuple, list)) and len(size) >= 2:
+            yield int(size[-2]), int(size[-1])
