@@ -13,14 +13,17 @@ from torch import nn
 
 import atomsep
 from benchmarks.zoo import diffusion, hub, pictures
-from benchmarks.zoo.compare import Outcome, compare
+from benchmarks.zoo.compare import ByHand, compare
 from benchmarks.zoo.truth import SAMPLES, Subject, Truth, find_truths
 
+MOST_TRIES = 16
+"""Forms of a model that are tried: sizes, scales and kinds of inputs."""
+
 SUBJECTS = {
-    "torchvision": pictures.torchvision_subject,
-    "timm": pictures.timm_subject,
-    "transformers": hub.hub_subject,
-    "diffusers": diffusion.diffusers_subject,
+    "torchvision": pictures.torchvision_subjects,
+    "timm": pictures.timm_subjects,
+    "transformers": hub.hub_subjects,
+    "diffusers": diffusion.diffusers_subjects,
 }
 
 
@@ -54,34 +57,60 @@ def all_cases() -> list[Case]:
 def rows_of(case: Case) -> Iterator[dict[str, str]]:
     """Three layers of a model, with and without padding."""
     warnings.simplefilter("ignore")
-    try:
-        subject = SUBJECTS[case.library](case.model)
-        truths = find_truths(subject)
-    except Exception as error:  # a model may raise anything
-        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        yield case.row(outcome="not built", message=text)
+    found = first_that_runs(SUBJECTS[case.library](case.model))
+    if isinstance(found, Exception):
+        yield case.row(outcome="not built", message=_line(found))
         return
+    subject, truths = found
     model = subject.build(0)
-    for place, name in chosen(model, subject, truths).items():
-        if name is None:
-            yield case.row(place=place, outcome="refused", message="no layer is recommended")
+    places = chosen(model, subject, truths)
+    names = {name: truths[name] for name in places.values() if name in truths}
+    for padding in [""] if subject.padded is None else ["", "padded"]:
+        batch = subject.padded(SAMPLES) if padding and subject.padded else subject.inputs(SAMPLES, 0)
+        try:
+            by_hand = ByHand(model, batch, names, bool(padding))
+        except Exception as error:  # a model may raise anything
+            yield case.row(padding=padding, outcome="not built", message=_line(error))
             continue
-        truth = truths.get(name, Truth((), problem="not in every run"))
-        kinds = [""] if subject.padded is None else ["", "padded"]
-        for padding in kinds:
-            batch = subject.padded(SAMPLES) if padding else subject.inputs(SAMPLES, 0)  # type: ignore[misc]
-            found: Outcome = compare(model, batch, name, truth, bool(padding))
+        for place, name in places.items():
+            if name is None:
+                yield case.row(place=place, outcome="refused", message="no layer is recommended")
+                continue
+            truth = truths.get(name, Truth((), problem="not in every run"))
+            outcome = compare(model, batch, name, truth, by_hand)
+            if outcome.outcome == "wrong" and next(model.parameters()).dtype == torch.float32:
+                model, batch = model.double(), tuple(each.double() for each in batch)
+                by_hand = ByHand(model, batch, names, bool(padding))
+                outcome = compare(model, batch, name, truth, by_hand)
             yield case.row(
                 place=place,
                 padding=padding,
                 layer=name,
                 kind=type(model.get_submodule(name)).__name__,
                 shape="x".join(map(str, truth.shape)),
-                outcome=found.outcome,
-                error="" if found.error is None else f"{found.error:.1e}",
-                importance=found.importance,
-                message=found.message,
+                outcome=outcome.outcome,
+                error="" if outcome.error is None else f"{outcome.error:.1e}",
+                importance=outcome.importance,
+                message=outcome.message,
             )
+
+
+def first_that_runs(
+    subjects: Iterator[Subject],
+) -> tuple[Subject, dict[str, Truth]] | Exception:
+    """The first form of a model that runs, with its truths; or why none does."""
+    problem: Exception | None = None
+    for _ in range(MOST_TRIES):
+        try:
+            subject = next(subjects)
+            return subject, find_truths(subject)
+        except StopIteration:
+            break
+        except Exception as error:  # a model may raise anything
+            problem = problem or error
+            if isinstance(error, ImportError) or "missing" in str(error):
+                break  # no other size helps
+    return problem or ValueError("there is no form to try")
 
 
 def chosen(model: nn.Module, subject: Subject, truths: dict[str, Truth]) -> dict[str, str | None]:
@@ -96,3 +125,7 @@ def chosen(model: nn.Module, subject: Subject, truths: dict[str, Truth]) -> dict
     if known:
         places.update(middle=known[len(known) // 2], last=known[-1])
     return places
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -6,6 +6,7 @@ import random
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy
@@ -38,66 +39,37 @@ class Outcome:
     message: str = ""
 
 
-def compare(model: nn.Module, batch: Batch, name: str, truth: Truth, padded: bool) -> Outcome:
-    """Train one step on a layer, by `attach` and by hand."""
-    refused = (ValueError, RuntimeError, TypeError)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        attachment = None
+class ByHand:
+    """A training step with a hook written by hand on each layer, which keeps its output.
+
+    Args:
+        model: the model.
+        batch: what it is called with.
+        truths: where the tokens of the layers are.
+        padded: whether the batch is the padded one.
+    """
+
+    def __init__(
+        self, model: nn.Module, batch: Batch, truths: dict[str, Truth], padded: bool
+    ) -> None:
+        self.model, self.truths, self.padded = model, truths, padded
+        self.latents: dict[str, Tensor] = {}
+        handles = [
+            model.get_submodule(name).register_forward_hook(partial(self._keep, name))
+            for name in truths
+        ]
         try:
-            attachment = atomsep.attach(model, name, weight=WEIGHT)
             task = _task(_seeded(model, batch))
-            gradients = _gradients(model, task + attachment.loss())
-            importance = attachment.importance
-        except refused as error:
-            ours = type(error) in refused and _from_atomsep(error)
-            text = f"{type(error).__name__}: {error}"
-            return Outcome("refused" if ours else "crashed", message=_line(text))
-        except Exception as error:
-            return Outcome("crashed", message=_line(f"{type(error).__name__}: {error}"))
         finally:
-            if attachment is not None:
-                attachment.detach()
-    said = [str(w.message) for w in caught if issubclass(w.category, atomsep.AtomWarning)]
-    shape = "x".join(map(str, importance.shape))
-    if truth.problem:
-        folded = truth.problem.startswith("samples folded")
-        return Outcome("wrong" if folded else "undecided", None, shape, truth.problem)
-    mask = truth.mask() if padded else None
-    charge, expected, unit = _by_hand(model, batch, name, truth, mask)
-    error = _distance(gradients, expected) / unit
-    tolerance = TOLERANCES[next(model.parameters()).dtype]
-    message = _line(" ".join(said))
-    if not (importance.numel() == charge.numel() and error <= tolerance):
-        again = _distance(_by_hand(model, batch, name, truth, mask)[1], expected) / unit
-        if again > tolerance:
-            return Outcome("undecided", error, shape, "two plain runs differ as much")
-        return Outcome("wrong", error, shape, f"truth: {truth}; {message}")
-    if not torch.allclose(importance.reshape(charge.shape).to(charge), charge, atol=1e-4):
-        return Outcome("wrong", error, shape, "the importance differs")
-    return Outcome("exact", error, shape, message)
+            for handle in handles:
+                handle.remove()
+        self.task = _gradients(model, task, keep=True)
 
-
-def plain_loss(latent: Tensor, mask: Tensor | None) -> Tensor:
-    """The loss by the plain formulas and autograd."""
-    atoms = form_atoms(latent, mask)
-    samples = len(latent)
-    energy = pair_energy(atoms).sum() / (samples * (samples - 1))
-    return energy + neutrality(atoms).mean() + occupancy(atoms).mean()
-
-
-def _by_hand(
-    model: nn.Module, batch: Batch, name: str, truth: Truth, mask: Tensor | None
-) -> tuple[Tensor, list[Tensor | None], float]:
-    """Charges, gradients of the sum of both losses, and the norm of the atom loss's own."""
-    latents: list[Tensor] = []
-
-    def keep(module: nn.Module, args: Any, output: Any) -> Any:
+    def _keep(self, name: str, module: nn.Module, args: Any, output: Any) -> Any:
         picked = latent_of(output)
         assert picked is not None
-        key, latent = picked
-        latents.append(latent)
-        passed = latent.clone()  # whoever follows may overwrite it
+        key, self.latents[name] = picked
+        passed = picked[1].clone()  # whoever follows may overwrite it
         if key is None:
             return passed
         if isinstance(output, Mapping):
@@ -106,21 +78,58 @@ def _by_hand(
         parts = [passed if index == key else part for index, part in enumerate(output)]
         return parts if isinstance(output, list) else tuple(parts)
 
-    handle = model.get_submodule(name).register_forward_hook(keep)
-    try:
-        task = _task(_seeded(model, batch))
-    finally:
-        handle.remove()
-    tokens = truth.tokens(latents[-1])
-    own = _gradients(model, WEIGHT * plain_loss(tokens, mask), keep=True)
-    both = _gradients(model, task)
-    unit = _distance(own, [None] * len(own)) or _distance(both, [None] * len(both)) or 1.0
-    for index, gradient in enumerate(own):
-        other = both[index]
-        if gradient is not None:
-            both[index] = gradient if other is None else other + gradient
-    charge = torch.tanh(tokens.detach()[..., 0] / 2)
-    return charge if mask is None else charge * mask, both, unit
+    def expect(self, name: str) -> tuple[Tensor, list[Tensor | None], float]:
+        """Charges, gradients of the sum of both losses, and the norm of the atom loss's own."""
+        truth = self.truths[name]
+        mask = truth.mask() if self.padded else None
+        tokens = truth.tokens(self.latents[name])
+        own = _gradients(self.model, WEIGHT * _plain_loss(tokens, mask), keep=True)
+        unit = _norm(own) or _norm(self.task) or 1.0
+        both = [_sum(*pair) for pair in zip(own, self.task, strict=True)]
+        charge = torch.tanh(tokens.detach()[..., 0] / 2)
+        return charge if mask is None else charge * mask, both, unit
+
+
+def compare(model: nn.Module, batch: Batch, name: str, truth: Truth, by_hand: ByHand) -> Outcome:
+    """Attach to a layer without arguments, train one step, and compare with the one by hand."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        attachment = None
+        try:
+            attachment = atomsep.attach(model, name, weight=WEIGHT)
+            task = _task(_seeded(model, batch))
+            gradients = _gradients(model, task + attachment.loss())
+            importance = attachment.importance
+        except Exception as error:  # of atomsep or, by accident, of something else
+            known = isinstance(error, (ValueError, RuntimeError, TypeError))
+            ours = known and _from_atomsep(error)
+            text = f"{type(error).__name__}: {error}"
+            return Outcome("refused" if ours else "crashed", message=_line(text))
+        finally:
+            if attachment is not None:
+                attachment.detach()
+    said = [str(w.message) for w in caught if issubclass(w.category, atomsep.AtomWarning)]
+    shape = "x".join(map(str, importance.shape))
+    if truth.problem:
+        folded = truth.problem.startswith("samples folded")
+        return Outcome("wrong" if folded else "undecided", None, shape, truth.problem)
+    charge, expected, unit = by_hand.expect(name)
+    apart = [_sum(one, two, -1) for one, two in zip(gradients, expected, strict=True)]
+    error = _norm(apart) / unit
+    exact = error <= TOLERANCES[next(model.parameters()).dtype]
+    if importance.numel() != charge.numel() or not exact:
+        return Outcome("wrong", error, shape, _line(f"truth: {truth}; {' '.join(said)}"))
+    if not torch.allclose(importance.reshape(charge.shape).to(charge), charge, atol=1e-4):
+        return Outcome("wrong", error, shape, "the importance differs")
+    return Outcome("exact", error, shape, _line(" ".join(said)))
+
+
+def _plain_loss(latent: Tensor, mask: Tensor | None) -> Tensor:
+    """The loss by the plain formulas and autograd."""
+    atoms = form_atoms(latent, mask)
+    samples = len(latent)
+    energy = pair_energy(atoms).sum() / (samples * (samples - 1))
+    return energy + neutrality(atoms).mean() + occupancy(atoms).mean()
 
 
 def _seeded(model: nn.Module, batch: Batch) -> Any:
@@ -154,15 +163,14 @@ def _gradients(model: nn.Module, loss: Tensor, keep: bool = False) -> list[Tenso
     return list(torch.autograd.grad(loss, parameters, retain_graph=keep, allow_unused=True))
 
 
-def _distance(first: list[Tensor | None], second: list[Tensor | None]) -> float:
-    total = 0.0
-    for one, two in zip(first, second, strict=True):
-        if one is None and two is None:
-            continue
-        difference = one if two is None else -two if one is None else one - two
-        assert difference is not None
-        total += float(difference.double().square().sum())
-    return total**0.5
+def _sum(one: Tensor | None, two: Tensor | None, sign: int = 1) -> Tensor | None:
+    if two is None:
+        return one
+    return sign * two if one is None else one + sign * two
+
+
+def _norm(gradients: list[Tensor | None]) -> float:
+    return sum(float(g.double().square().sum()) for g in gradients if g is not None) ** 0.5
 
 
 def _from_atomsep(error: BaseException) -> bool:

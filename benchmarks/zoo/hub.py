@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.zoo.tiny import VOCABULARY, tiny_config
-from benchmarks.zoo.truth import FEW, SAMPLES, Batch, Subject, call
+from benchmarks.zoo.tiny import SCALES, VOCABULARY, tiny_config
+from benchmarks.zoo.truth import Batch, Subject
 
 MAPPINGS = (
     *("MODEL", "MODEL_FOR_TEXT_ENCODING", "MODEL_FOR_CAUSAL_LM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM"),
@@ -24,6 +25,9 @@ KINDS = {
     "input_values": "audio",
     "input_features": "audio",
 }
+MOST = 3e7
+"""Parameters that a model may have."""
+
 LENGTHS = (11, 7)
 DECODER_LENGTHS = (9, 6)
 WAVES = (320 * 13 + 80, 320 * 8 + 80)
@@ -44,8 +48,8 @@ def family_names() -> list[tuple[str, str]]:
     return sorted((folder, name) for (folder, _), name in folders.items())
 
 
-def hub_subject(name: str) -> Subject:
-    """The subject of `type:Class`."""
+def hub_subjects(name: str) -> Iterator[Subject]:
+    """The model of `type:Class` in one scale after the other."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -56,122 +60,94 @@ def hub_subject(name: str) -> Subject:
         raise ValueError(f"its main input is {class_.main_input_name}")
     config_class = getattr(class_, "config_class", None) or CONFIG_MAPPING[type_]
 
-    def make(image: int = 32) -> nn.Module:
-        torch.manual_seed(0)
-        config = tiny_config(config_class, image)
-        config._attn_implementation = "eager"
-        model: nn.Module = class_(config)
-        return model.double().train()
+    offer = {"text": _text, "image": _image, "audio": _audio}[kind]
+    for scale in SCALES:
 
-    return {"text": _text, "image": _image, "audio": _audio}[kind](make, class_.main_input_name)
+        def make(image: int = 32, scale: Any = scale) -> nn.Module:
+            torch.manual_seed(0)
+            config = tiny_config(config_class, image, scale)
+            config._attn_implementation = config._experts_implementation = "eager"
+            model: nn.Module = class_(config)
+            if sum(p.numel() for p in model.parameters()) > MOST:
+                raise ValueError(f"its smallest configuration has over {MOST:.0e} parameters")
+            return model.double().train()
 
-
-def _first(offers: Iterator[Subject]) -> Subject:
-    """The first of several subjects that runs."""
-    problem: Exception | None = None
-    for subject in offers:
-        try:
-            with torch.no_grad():
-                for size in (1, 0):
-                    call(subject.build(size), subject.inputs(FEW, size))
-        except Exception as error:  # whatever a model raises for inputs that it does not take
-            problem = problem or error
-            continue
-        return subject
-    assert problem is not None
-    raise problem
+        yield from offer(make, class_.main_input_name)
 
 
-def _text(make: Callable[..., nn.Module], main: str) -> Subject:
-    model: Any = make()
-    decoder = bool(model.config.is_encoder_decoder)
+def _text(make: Callable[..., nn.Module], main: str) -> Iterator[Subject]:
+    build: Any = cache(make)
 
     def inputs(samples: int, size: int) -> Batch:
-        generator = torch.Generator().manual_seed(size)
-
-        def words(length: int) -> torch.Tensor:
-            return torch.randint(10, VOCABULARY - 10, (samples, length), generator=generator)
-
-        batch = {"input_ids": words(LENGTHS[size])}
-        if decoder:
-            batch["decoder_input_ids"] = words(DECODER_LENGTHS[size])
+        torch.manual_seed(size)
+        batch = {main: _words(samples, LENGTHS[size])}
+        if build().config.is_encoder_decoder:
+            batch["decoder_input_ids"] = _words(samples, DECODER_LENGTHS[size])
         return batch
 
     def padded(samples: int) -> Batch:
-        batch = dict(inputs(samples, 0))  # type: ignore[arg-type]
-        batch["attention_mask"] = _mask(samples, *LENGTHS)
-        if decoder:
-            batch["decoder_attention_mask"] = _mask(samples, *DECODER_LENGTHS)
-        return batch
+        return _padded(inputs(samples, 0), LENGTHS)
 
-    return _first(iter([Subject(lambda size: model, inputs, None, padded)]))
+    yield Subject(lambda size: build(), inputs, None, padded)
+
+
+def _image(make: Callable[..., nn.Module], main: str) -> Iterator[Subject]:
+    for usual in (32, 64, 224):
+        build: Any = cache(lambda size, usual=usual: make(usual * (size + 1)))
+
+        def inputs(samples: int, size: int, usual: int = usual, build: Any = build) -> Batch:
+            torch.manual_seed(size)
+            channels = getattr(build(size).config, "num_channels", 3)
+            shape = (samples, channels, *[usual * (size + 1)] * 2)
+            return {main: torch.randn(shape, dtype=torch.float64)}
+
+        yield Subject(build, inputs, 4.0)
+
+
+def _audio(make: Callable[..., nn.Module], main: str) -> Iterator[Subject]:
+    """Waves, and spectra with their bins last or first."""
+    build: Any = cache(make)
+    names = ("num_mel_bins", "feature_size", "input_feat_per_channel", "n_mels", "input_dim")
+    forms = ["wave", "rows", "columns", "one wave", "one picture"]
+    for form in forms if main == "input_values" else forms[1:3]:
+
+        def inputs(samples: int, size: int, form: str = form) -> Batch:
+            torch.manual_seed(size)
+            config = build().config
+            bins = next((getattr(config, name) for name in names if hasattr(config, name)), 80)
+            shape: tuple[int, ...] = {
+                "wave": (WAVES[size],),
+                "rows": (FRAMES[size], bins),
+                "columns": (bins, FRAMES[size]),
+                "one wave": (1, WAVES[size]),
+                "one picture": (1, FRAMES[size], bins),
+            }[form]
+            batch = {main: torch.randn(samples, *shape, dtype=torch.float64)}
+            if config.is_encoder_decoder:
+                batch["decoder_input_ids"] = _words(samples, DECODER_LENGTHS[size])
+            return batch
+
+        def padded(samples: int, inputs: Any = inputs, form: str = form) -> Batch:
+            return _padded(inputs(samples, 0), WAVES if "wave" in form else FRAMES)
+
+        yield Subject(lambda size: build(), inputs, None, padded)
+
+
+def _words(samples: int, length: int) -> torch.Tensor:
+    return torch.randint(10, VOCABULARY - 10, (samples, length))
+
+
+def _padded(batch: Batch, lengths: tuple[int, int]) -> Batch:
+    """A batch with the masks of samples that are short, all but the first."""
+    assert isinstance(batch, dict)
+    samples = len(next(iter(batch.values())))
+    masks = {"attention_mask": _mask(samples, *lengths)}
+    if "decoder_input_ids" in batch:
+        masks["decoder_attention_mask"] = _mask(samples, *DECODER_LENGTHS)
+    return {**batch, **masks}
 
 
 def _mask(samples: int, full: int, short: int) -> torch.Tensor:
     mask = torch.ones(samples, full, dtype=torch.long)
     mask[1:, short:] = 0
     return mask
-
-
-def _image(make: Callable[..., nn.Module], main: str) -> Subject:
-    def offers() -> Iterator[Subject]:
-        for usual, other in ((32, 64), (64, 128), (224, 448)):
-            pair: tuple[Any, Any] = tuple(make(size) for size in (usual, other))
-            channels = getattr(pair[0].config, "num_channels", 3)
-
-            def inputs(samples: int, size: int, usual: int = usual, c: int = channels) -> Batch:
-                generator = torch.Generator().manual_seed(size)
-                shape = (samples, c, *[usual * (size + 1)] * 2)
-                return {main: torch.randn(shape, generator=generator, dtype=torch.float64)}
-
-            yield Subject(lambda size, pair=pair: pair[size], inputs, 4.0)
-
-    return _first(offers())
-
-
-def _audio(make: Callable[..., nn.Module], main: str) -> Subject:
-    model: Any = make()
-    bins = next(
-        (
-            getattr(model.config, name)
-            for name in ("num_mel_bins", "feature_size", "input_feat_per_channel", "n_mels")
-            if getattr(model.config, name, None)
-        ),
-        80,
-    )
-    shapes: list[Callable[[int], tuple[int, ...]]] = [
-        lambda size: (WAVES[size],),
-        lambda size: (FRAMES[size], bins),
-        lambda size: (bins, FRAMES[size]),
-        lambda size: (1, WAVES[size]),
-        lambda size: (1, FRAMES[size], bins),
-    ]
-    if main == "input_features":
-        shapes = shapes[1:]
-
-    def offers() -> Iterator[Subject]:
-        for shape in shapes:
-
-            def inputs(samples: int, size: int, shape: Any = shape) -> Batch:
-                generator = torch.Generator().manual_seed(size)
-                values = torch.randn(samples, *shape(size), generator=generator, dtype=torch.float64)
-                batch = {main: values}
-                if model.config.is_encoder_decoder:
-                    length = DECODER_LENGTHS[size]
-                    batch["decoder_input_ids"] = torch.randint(
-                        10, VOCABULARY - 10, (samples, length), generator=generator
-                    )
-                return batch
-
-            def padded(samples: int, shape: Any = shape, inputs: Any = inputs) -> Batch:
-                batch = dict(inputs(samples, 0))
-                axis = next(i for i, (a, b) in enumerate(zip(shape(0), shape(1))) if a != b)
-                full, short = shape(0)[axis], shape(1)[axis]
-                batch["attention_mask"] = _mask(samples, full, short)
-                if model.config.is_encoder_decoder:
-                    batch["decoder_attention_mask"] = _mask(samples, *DECODER_LENGTHS)
-                return batch
-
-            yield Subject(lambda size: model, inputs, None, padded)
-
-    return _first(offers())

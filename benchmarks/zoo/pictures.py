@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.zoo.truth import Subject
+from benchmarks.zoo.truth import Batch, Subject
 
 SMALLEST = Path(__file__).parent.parent / "results" / "zoo_timm.csv"
 
@@ -63,7 +64,7 @@ def _count(name: str) -> int:
         return sum(p.numel() for p in timm.create_model(name).parameters())
 
 
-def torchvision_subject(name: str) -> Subject:
+def torchvision_subjects(name: str) -> Iterator[Subject]:
     from torchvision import models
 
     def make(size: Any) -> nn.Module:
@@ -77,10 +78,10 @@ def torchvision_subject(name: str) -> Subject:
         return models.get_model(name, weights=None, **options)
 
     small: Any = ((32, (64, 96)), (32, 64))  # many of them are large
-    return _first_that_runs(make, (*small, *SIZES, (28, 56)))
+    return _subjects(make, (*small, *SIZES, (28, 56)))
 
 
-def timm_subject(name: str) -> Subject:
+def timm_subjects(name: str) -> Iterator[Subject]:
     import timm
 
     def make(size: Any) -> nn.Module:
@@ -90,33 +91,23 @@ def timm_subject(name: str) -> Subject:
             return timm.create_model(name, num_classes=7)
 
     channels = timm.get_pretrained_cfg(name).input_size[0]
-    return _first_that_runs(make, SIZES, channels)
+    return _subjects(make, SIZES, channels)
 
 
-def _first_that_runs(make: Callable[[Any], nn.Module], sizes: Any, channels: int = 3) -> Subject:
-    """The subject in the first pair of sizes in which the model runs in both."""
-    problem: Exception | None = None
+def _subjects(make: Callable[[Any], nn.Module], sizes: Any, channels: int = 3) -> Iterator[Subject]:
+    """The model in one pair of sizes after the other."""
     for pair in sizes:
         shapes = [(size, size) if isinstance(size, int) else size for size in pair]
         area = shapes[1][0] * shapes[1][1] / (shapes[0][0] * shapes[0][1])
-        try:
-            models = [_prepared(make(size)) for size in pair]
-            kind = next(models[0].parameters()).dtype
+        build = cache(lambda size, pair=pair: _prepared(make(pair[size])))
 
-            def inputs(samples: int, size: int, shapes: Any = shapes, kind: Any = kind) -> Any:
-                generator = torch.Generator().manual_seed(size)
-                shape = (samples, channels, *shapes[size])
-                return (torch.randn(shape, generator=generator, dtype=kind),)
+        def inputs(samples: int, size: int, shapes: Any = shapes, build: Any = build) -> Batch:
+            generator = torch.Generator().manual_seed(size)
+            kind = next(build(size).parameters()).dtype
+            shape = (samples, channels, *shapes[size])
+            return (torch.randn(shape, generator=generator, dtype=kind),)
 
-            with torch.no_grad():
-                for size in (1, 0):
-                    models[size](*inputs(2, size))
-        except Exception as error:  # whatever a model raises for a size that it does not take
-            problem = problem or error
-            continue
-        return Subject(lambda size, models=models: models[size], inputs, area)
-    assert problem is not None
-    raise problem
+        yield Subject(build, inputs, area)
 
 
 def _prepared(model: nn.Module) -> nn.Module:

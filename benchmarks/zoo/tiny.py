@@ -3,88 +3,127 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
-HIDDEN, HEADS, LAYERS, VOCABULARY, POSITIONS = 32, 4, 2, 120, 512
+VOCABULARY, POSITIONS, LAYERS = 128, 512, 2
 
-RULES: list[tuple[str, int]] = [
-    (r"token_type|type_vocab|_ratio|num_labels|num_channels|in_channels|in_chans|sampling_rate", -1),
-    (r"vocab_size.*|.*vocab_size|.*vocabulary.*|.*codebook_size|num_embeddings", VOCABULARY),
+
+@dataclass(frozen=True)
+class Scale:
+    """How far the widths shrink.
+
+    Attributes:
+        hidden: features of a token; None keeps all widths.
+        heads: heads of attention.
+        pairs: heads of keys and values.
+        head: features of a head; None keeps them.
+    """
+
+    hidden: int | None = 32
+    heads: int = 4
+    pairs: int = 2
+    head: int | None = 8
+
+
+SCALES = (
+    Scale(),
+    Scale(pairs=4),
+    Scale(hidden=256, pairs=4, head=None),
+    Scale(hidden=None),
+)
+"""In the order in which they are tried: models ask for different proportions."""
+
+_KEPT = r".*(num_labels|num_channels|in_chans|sampling_rate|feat_extract_layers|type_vocab.*|adapter.*)"
+_COUNTS: list[tuple[str, int]] = [
+    (r"(.*_)?vocab_size.*|.*vocabulary.*|.*codebook_size|num_embeddings", VOCABULARY),
     (r"max_position.*|n_positions|n_ctx|max_.*positions|max_seq.*|.*max_length|block_size", POSITIONS),
-    (r".*(kv|key_value)_?heads.*|multi_query_group_num", HEADS // 2),
-    (r".*(experts_per_tok|top_?k).*", 2),
-    (r".*n_?(routed_)?experts|.*num_.*experts|n_shared_experts", 4),
-    (r".*n_group|topk_group", 1),
-    (r".*(num|n)_.*heads.*|.*n_heads?|.*num_heads|.*_heads", HEADS),
+    (r".*(experts_per_tok|top_?k|topk).*", 2),
+    (r".*(n|num).*experts|.*num_experts.*", 4),
+    (r".*(n_group|topk_group)", 1),
     (r".*num.*(layers|blocks)|.*n_layers?|.*layers|depth|num_hidden_groups", LAYERS),
-    (r".*(head_dim|d_head|d_kv|head_size)|kv_channels|attention_key_channels", HIDDEN // HEADS),
-    (r"qk_(nope|rope)_head_dim|v_head_dim", HIDDEN // HEADS),
-    (r".*(intermediate|ffn|mlp|feed_forward|inner|d_ff).*(size|dim|channels)?|n_inner|d_ff", 48),
-    (r".*(lora|latent)_rank|.*_rank|.*state_size|.*d_state|dt_rank", 8),
-    (r".*(hidden|model|embed|embd|emb|projection|proj|width|channels|out_features|dim|rnn)(_?"
-     r"(size|dim|width|channels|features))?|.*d_model|n_embd|n_embed|dim|width", HIDDEN),
-]  # fmt: skip
-"""What a number becomes whose field's name matches; the first rule counts, -1 leaves it alone."""
+]
+"""What a number becomes whose field's name matches; the first rule counts."""
+
+_WIDTHS = (
+    r".*(hidden|model|embed|embd|emb|projection|proj|width|channels|out_features|dim|rnn|inner|"
+    r"intermediate|ffn|mlp|feed_forward|d_ff)(_?(size|dim|width|channels|features))?|n_inner|n_embed"
+)
 
 
-def tiny_config(kind: type, image: int = 32) -> Any:
+def tiny_config(kind: type, image: int = 32, scale: Scale = SCALES[0]) -> Any:
     """A small configuration of a class, for images of a size."""
-    config = kind()
-    shrunk = _shrink(config, image)
-    return kind(**shrunk)
+    return kind(**_shrink(kind(), image, scale))
 
 
-def _shrink(config: Any, image: int) -> dict[str, Any]:
+def _shrink(config: Any, image: int, scale: Scale) -> dict[str, Any]:
     """The values of a configuration that become smaller."""
     found: dict[str, Any] = {}
     values = {name: value for name, value in vars(config).items() if not name.startswith("_")}
-    depth = next((values[n] for n in ("num_hidden_layers", "n_layer", "num_layers") if n in values), 0)
+    depths = (values.get(name) for name in ("num_hidden_layers", "n_layer", "num_layers"))
+    depth = next((value for value in depths if isinstance(value, int)), 0)
+    staged = any(name in values for name in ("depths", "layers_per_stage", "depth"))
     for name in getattr(config, "sub_configs", {}):
         part = values.pop(name, None)
-        if part is not None and hasattr(part, "to_dict"):
-            found[name] = {**_shrink(part, image), "model_type": part.model_type}
+        if hasattr(part, "to_dict"):
+            found[name] = {**_shrink(part, image, scale), "model_type": part.model_type}
     for name, value in values.items():
-        made = _smaller(name, value, image, depth)
-        if made is not None:
+        made = _smaller(name, value, image, scale)
+        if type(value) in (list, tuple) and made is None and len(value) == depth > LAYERS:
+            made = type(value)([value[0], value[-1]])  # one entry per layer
+        if made is not None and not (staged and name in ("num_layers", "num_hidden_layers")):
             found[name] = made
+    if "expand" in values and "num_heads" in found:  # of a state space model
+        found["num_heads"] = values["expand"] * found["hidden_size"] // found["head_dim"]
     for name, value in values.items():
-        if re.search(r"token_(id|index)$", name) and isinstance(value, int) and value >= VOCABULARY:
+        if re.search(r"token_(id|index)$", name) and type(value) is int and value >= VOCABULARY:
             found[name] = {"pad": 0, "bos": 1, "eos": 2}.get(name.split("_")[0], 3)
     return found
 
 
-def _smaller(name: str, value: Any, image: int, depth: Any) -> Any:
-    if re.search(r"drop", name) and isinstance(value, float):
+def _smaller(name: str, value: Any, image: int, scale: Scale) -> Any:
+    if isinstance(value, float) and re.search(r"drop|mask_.*prob", name):
         return 0.0
-    if name in ("use_cache", "return_dict_in_generate"):
+    if name == "use_cache":
         return False
-    if isinstance(value, (list, tuple)) and value:
-        if isinstance(depth, int) and len(value) == depth > LAYERS:  # one entry per layer
-            return type(value)([value[0], value[-1]])
-        if name in ("image_size", "input_size"):
-            return [image] * len(value)
-        if not all(type(entry) is int for entry in value):
-            return None
-        return _smaller_list(name, list(value))
-    if type(value) is not int:
-        return None
     if name in ("image_size", "img_size", "input_size"):
-        return image
+        return type(value)([image] * len(value)) if isinstance(value, (list, tuple)) else image
+    if isinstance(value, (list, tuple)):
+        whole = len(value) > 0 and all(type(entry) is int for entry in value)
+        return _smaller_list(name, value, scale) if whole else None
+    if type(value) is not int or re.fullmatch(_KEPT, name) or re.search(r"(id|index|idx)$", name):
+        return None
     if name == "patch_size":
         return min(value, 8)
-    if name.endswith(("token_id", "token_index", "_idx")):
-        return None
-    for pattern, small in RULES:
+    for pattern, small in _COUNTS:
         if re.fullmatch(pattern, name):
-            return None if small == -1 else min(value, small)
+            return min(value, small)
+    if scale.hidden is None:
+        return None
+    if re.fullmatch(r"mamba_(n|num)_heads", name):
+        return 2 * scale.hidden // (scale.head or 64)
+    if re.fullmatch(r".*(kv|key_value)_?heads.*|multi_query_group_num", name):
+        return min(value, scale.pairs)
+    if "heads" in name or re.fullmatch(r".*n_head", name):
+        return min(value, scale.heads)
+    if re.fullmatch(r".*(head_dim|d_head|d_kv|head_size)|kv_channels", name):
+        return min(value, scale.head or 64)
+    if re.fullmatch(r".*_rank|.*state_size|.*d_state", name):
+        return min(value, 8)
+    if re.fullmatch(_WIDTHS, name):
+        wide = re.search(r"inter|inner|ffn|mlp|feed|d_ff", name)
+        return min(value, 2 * scale.hidden if wide else scale.hidden)
     return None
 
 
-def _smaller_list(name: str, values: list[int]) -> list[int] | None:
+def _smaller_list(name: str, value: Any, scale: Scale) -> Any:
+    kind = type(value)
     if re.search(r"depth|layers|blocks", name):
-        return [min(2, value) for value in values]
-    if re.search(r"heads", name):
-        return [1] * len(values)
-    if re.search(r"size|dim|channels|width|hidden|features", name) and max(values) > 64:
-        return [max(8, value * 64 // max(values) // 8 * 8) for value in values]
+        return kind(min(2, each) for each in value)
+    if scale.hidden is None:
+        return None
+    if "heads" in name:
+        return kind(1 for _ in value)
+    if re.search(r"size|dim|channels|width|hidden|features", name) and max(value) > 64:
+        return kind(max(8, each * 64 // max(value) // 8 * 8) for each in value)
     return None

@@ -102,10 +102,9 @@ def latent_of(output: Any) -> tuple[Any, Tensor] | None:
 
 def find_truths(subject: Subject) -> dict[str, Truth]:
     """The truth about every layer with tokens, in the order in which they end."""
-    model, other = subject.build(0), subject.build(1)
-    usual = _shapes(model, subject.inputs(SAMPLES, 0))
-    few = _shapes(model, subject.inputs(FEW, 0))
-    changed = _shapes(other, subject.inputs(FEW, 1))
+    changed = _shapes(subject.build(1), subject.inputs(FEW, 1))
+    few = _shapes(subject.build(0), subject.inputs(FEW, 0))
+    usual = _shapes(subject.build(0), subject.inputs(SAMPLES, 0))
     return {
         name: _compare(shape, few[name], changed[name], subject.area)
         for name, shape in usual.items()
@@ -160,7 +159,7 @@ def _compare(
         return Truth(usual, problem="a single token")
     if area is None:
         return Truth(usual, batch[0], feature, 0, then)
-    skip, off = divmod(area * now - then, area - 1)
-    if off or not 0 <= skip < now or (skip and len(tokens) > 1):
+    skip, off = divmod(area * now - then, area - 1) if len(tokens) == 1 else (0, 0)
+    if off or not 0 <= skip < now:
         return Truth(usual, problem="tokens that do not grow with the image")
     return Truth(usual, batch[0], feature, int(skip))

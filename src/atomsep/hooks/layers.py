@@ -160,7 +160,9 @@ class _Search:
         readers: list[LayerReader] = []
         try:
             for name, module in self.modules.items():
-                reader = LayerReader(self.model, name, module, mask=False)
+                reader = LayerReader(
+                    self.model, name, module, mask=False, skip_tokens="auto"
+                )
                 readers.append(reader)
                 reader.listen(lambda _, __, output, reader=reader: self.look(reader, output))
                 start = module.register_forward_pre_hook(
