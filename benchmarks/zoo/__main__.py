@@ -54,7 +54,7 @@ def run(only: str, again: bool) -> None:
     for number, case in enumerate(waiting, 1):
         rows = run_apart(case)
         table.replace(case, rows)
-        said = ", ".join(f"{row['place']} {row['outcome']}" for row in rows)
+        said = ", ".join(f"{row.get('place', '')} {row['outcome']}" for row in rows)
         minutes = (time.monotonic() - began) / 60
         print(f"[{number}/{len(waiting)}, {minutes:.1f} min] {case.key} {case.model}: {said}", flush=True)
 

@@ -75,14 +75,16 @@ class Layers:
         raise KeyError(self.refused.get(name, f"no layer {name!r} with tokens ran"))
 
     def __str__(self) -> str:
-        head = ("layer", "output", "layout", "tokens", "features", "skipped", "signs")
-        rows = [head, *(row(layer) for layer in self.found)]
-        widths = [max(len(cells[column]) for cells in rows) for column in range(len(head))]
+        rows = [COLUMNS, *(row(layer) for layer in self.found)]
+        widths = [max(len(cells[column]) for cells in rows) for column in range(len(COLUMNS))]
         lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows]
         if self.refused:
-            lines.append(f"{len(self.refused)} more need arguments; see `refused`")
+            lines.append(f"layers that need arguments to attach: {len(self.refused)}")
         lines.append(f"recommended: {self.recommended} ({self.reason})")
         return "\n".join(lines)
+
+
+COLUMNS = ("layer", "output", "layout", "tokens", "features", "skipped", "signs")
 
 
 def row(layer: Layer) -> tuple[str, ...]:
