@@ -209,7 +209,7 @@ def _moves(
         yield 0, [*axes[:-1], _SUM]
     elif name == "Cat":
         yield from ((index, axes) for index in range(len(edges)))
-    elif name in _IDENTITIES:
+    elif name == "BackwardHookFunctionBackward":  # hooks on gradients, which return their inputs
         yield output, axes
     elif edges and edges[0][0] is not None:
         shape = _shape_of(*edges[0])
@@ -337,9 +337,9 @@ _POINTWISE = {
     *("Tanh", "Sigmoid", "LogSigmoid", "Hardswish", "Hardsigmoid", "Hardtanh", "Hardshrink"),
     *("Softplus", "Softshrink", "Threshold", "Clamp", "ClampMin", "ClampMax", "Erf", "Softmax"),
     *("LogSoftmax", "NativeDropout", "Clone", "ToCopy", "Alias", "Roll", "Flip"),
-    *("Cumsum", "torch::autograd::CopyBackwards"),
+    *("Cumsum", "torch::autograd::CopyBackwards", "_AtomsBackward"),
 }
-"""Operations on each number, or along an axis, which keep all axes."""
+"""Operations on each number, or along an axis, which keep all axes.
 
-_IDENTITIES = {"_AtomsBackward", "BackwardHookFunctionBackward"}
-"""Functions in Python that return their inputs: the node of an attachment, hooks on gradients."""
+`_AtomsBackward` is the node of another attachment.
+"""

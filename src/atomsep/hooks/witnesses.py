@@ -110,12 +110,13 @@ class Witnesses:
         """The axis of the features as each witness sees it."""
         said = []
         typed = self.typed[len(shape)]
-        if typed is not None and shape[typed] in self.widths:
+        fits = typed is not None and shape[typed] in self.widths
+        if typed is not None and fits:
             said.append((typed, "its type"))
         if shaping is not None and shaping.features is not None:
             said.append((shaping.features, f"its graph ({shaping.by})"))
         matching = [axis for axis, size in enumerate(shape) if size in self.weights]
-        if len(matching) == 1:
+        if len(matching) == 1 and (fits or typed is None):
             said.append((matching[0], "its weights"))
         return said
 
