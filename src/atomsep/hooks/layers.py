@@ -243,8 +243,11 @@ class _Search:
         parent = self.modules.get(name.rpartition(".")[0], self.model)
         if not isinstance(parent, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
             return False
-        whole = not isinstance(module, nn.Sequential) and next(module.children(), None) is not None
-        return whole and sum(type(other) is type(module) for other in parent.children()) > 1
+        if isinstance(module, nn.Sequential) or next(module.children(), None) is None:
+            return False
+        # A Sequential of different modules is a whole and no series of blocks.
+        like = sum(type(other) is type(module) for other in parent.children())
+        return like > 1 or not isinstance(parent, nn.Sequential)
 
 
 @contextmanager
