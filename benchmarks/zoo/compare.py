@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import warnings
 from collections.abc import Mapping
@@ -122,6 +123,8 @@ def compare(model: nn.Module, batch: Batch, name: str, truth: Truth, by_hand: By
         return Outcome("wrong" if folded else "undecided", None, shape, truth.problem)
     apart = [_sum(one, two, -1) for one, two in zip(gradients, expected, strict=True)]
     error = _norm(apart) / unit
+    if not math.isfinite(unit * factor):
+        return Outcome("undecided", None, shape, "the model returns NaN by itself")
     exact = error <= TOLERANCES[next(model.parameters()).dtype]
     if importance.numel() != charge.numel() or not exact:
         return Outcome("wrong", error, shape, _line(f"truth: {truth}; {' '.join(said)}"))

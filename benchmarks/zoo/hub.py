@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -35,7 +36,7 @@ FRAMES = (96, 64)
 
 
 def family_names() -> list[tuple[str, str]]:
-    """Each folder of models, with a model type and class per kind of input: `folder`, `type:Class`."""
+    """The models of each folder as `type:Class`; of composed models, only the parts."""
     from transformers.models.auto import configuration_auto, modeling_auto
 
     folders: dict[tuple[str, str], str] = {}
@@ -45,7 +46,13 @@ def family_names() -> list[tuple[str, str]]:
             folder = configuration_auto.model_type_to_module_name(type_)
             if mapping == "MODEL" or not any(known == folder for known, _ in folders):
                 folders.setdefault((folder, name), f"{type_}:{name}")
-    return sorted((folder, name) for (folder, _), name in folders.items())
+    parts = Counter(folder for folder, _ in folders)
+    whole = {
+        (folder, name): model
+        for (folder, name), model in folders.items()
+        if parts[folder] > 1 and model.partition(":")[0].replace("-", "_") == folder
+    }
+    return sorted((key[0], model) for key, model in folders.items() if key not in whole)
 
 
 def hub_subjects(name: str) -> Iterator[Subject]:
@@ -63,9 +70,9 @@ def hub_subjects(name: str) -> Iterator[Subject]:
     offer = {"text": _text, "image": _image, "audio": _audio}[kind]
     for scale in SCALES:
 
-        def make(image: int = 32, scale: Any = scale) -> nn.Module:
+        def make(image: int = 32, frames: int = 96, scale: Any = scale) -> nn.Module:
             torch.manual_seed(0)
-            config = tiny_config(config_class, image, scale)
+            config = tiny_config(config_class, image, frames, scale)
             config._attn_implementation = config._experts_implementation = "eager"
             model: nn.Module = class_(config)
             if sum(p.numel() for p in model.parameters()) > MOST:
@@ -106,14 +113,14 @@ def _image(make: Callable[..., nn.Module], main: str) -> Iterator[Subject]:
 
 def _audio(make: Callable[..., nn.Module], main: str) -> Iterator[Subject]:
     """Waves, and spectra with their bins last or first."""
-    build: Any = cache(make)
+    build: Any = cache(lambda size: make(frames=FRAMES[size]))
     names = ("num_mel_bins", "feature_size", "input_feat_per_channel", "n_mels", "input_dim")
     forms = ["wave", "rows", "columns", "one wave", "one picture"]
     for form in forms if main == "input_values" else forms[1:3]:
 
         def inputs(samples: int, size: int, form: str = form) -> Batch:
             torch.manual_seed(size)
-            config = build().config
+            config = build(size).config
             bins = next((getattr(config, name) for name in names if hasattr(config, name)), 80)
             shape: tuple[int, ...] = {
                 "wave": (WAVES[size],),
@@ -130,7 +137,7 @@ def _audio(make: Callable[..., nn.Module], main: str) -> Iterator[Subject]:
         def padded(samples: int, inputs: Any = inputs, form: str = form) -> Batch:
             return _padded(inputs(samples, 0), WAVES if "wave" in form else FRAMES)
 
-        yield Subject(lambda size: build(), inputs, None, padded)
+        yield Subject(build, inputs, None, padded)
 
 
 def _words(samples: int, length: int) -> torch.Tensor:

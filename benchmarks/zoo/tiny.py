@@ -38,9 +38,9 @@ _KEPT = r".*(num_labels|num_channels|in_chans|sampling_rate|feat_extract_layers|
 _COUNTS: list[tuple[str, int]] = [
     (r"(.*_)?vocab_size.*|.*vocabulary.*|.*codebook_size|num_embeddings", VOCABULARY),
     (r"max_position.*|n_positions|n_ctx|max_.*positions|max_seq.*|.*max_length|block_size", POSITIONS),
-    (r".*(experts_per_tok|top_?k|topk).*", 2),
-    (r".*(n|num).*experts|.*num_experts.*", 4),
     (r".*(n_group|topk_group)", 1),
+    (r".*(experts_per_tok|top_?k|moe_k).*", 2),
+    (r".*(n|num).*experts|.*num_experts.*", 4),
     (r".*num.*(layers|blocks)|.*n_layers?|.*layers|depth|num_hidden_groups", LAYERS),
 ]
 """What a number becomes whose field's name matches; the first rule counts."""
@@ -51,9 +51,12 @@ _WIDTHS = (
 )
 
 
-def tiny_config(kind: type, image: int = 32, scale: Scale = SCALES[0]) -> Any:
-    """A small configuration of a class, for images of a size."""
-    return kind(**_shrink(kind(), image, scale))
+def tiny_config(kind: type, image: int = 32, frames: int = 96, scale: Scale = SCALES[0]) -> Any:
+    """A small configuration of a class, for images and spectra of a size."""
+    values = _shrink(kind(), image, scale)
+    if "max_source_positions" in values:  # half as many as frames, by a convolution
+        values["max_source_positions"] = frames // 2
+    return kind(**values)
 
 
 def _shrink(config: Any, image: int, scale: Scale) -> dict[str, Any]:
@@ -68,9 +71,10 @@ def _shrink(config: Any, image: int, scale: Scale) -> dict[str, Any]:
         if hasattr(part, "to_dict"):
             found[name] = {**_shrink(part, image, scale), "model_type": part.model_type}
     for name, value in values.items():
+        if type(value) in (list, tuple) and len(value) == depth > LAYERS and not staged:
+            value = type(value)([value[0], value[-1]])  # one entry per layer
+            found[name] = value
         made = _smaller(name, value, image, scale)
-        if type(value) in (list, tuple) and made is None and len(value) == depth > LAYERS:
-            made = type(value)([value[0], value[-1]])  # one entry per layer
         if made is not None and not (staged and name in ("num_layers", "num_hidden_layers")):
             found[name] = made
     if "expand" in values and "num_heads" in found:  # of a state space model
@@ -91,6 +95,8 @@ def _smaller(name: str, value: Any, image: int, scale: Scale) -> Any:
     if isinstance(value, (list, tuple)):
         whole = len(value) > 0 and all(type(entry) is int for entry in value)
         return _smaller_list(name, value, scale) if whole else None
+    if value is None and name in ("vocab_size", "n_routed_experts", "head_dim"):
+        value = 128  # what has to be given
     if type(value) is not int or re.fullmatch(_KEPT, name) or re.search(r"(id|index|idx)$", name):
         return None
     if name == "patch_size":

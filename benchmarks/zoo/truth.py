@@ -151,10 +151,11 @@ def _compare(
     sizes = [usual[axis] for axis in tokens]
     if len(rest) - len(tokens) != 1 or min(sizes, default=1) < 1:
         return Truth(usual, problem=unknown)
-    if len(tokens) > 1 and len(set(changed[axis] for axis in tokens)) == 1 and len(set(sizes)) == 1:
-        return Truth(usual, problem="tokens by tokens, as attention has")
     [feature] = set(rest) - set(tokens)
     now, then = (torch.Size(s[axis] for axis in tokens).numel() for s in (few, changed))
+    pairs = len(set(sizes)) == 1 if area is None else then / now > area**1.5
+    if len(tokens) > 1 and pairs:
+        return Truth(usual, problem="tokens by tokens, as attention has")
     if now < 2:
         return Truth(usual, problem="a single token")
     if area is None:
