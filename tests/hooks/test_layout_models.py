@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,10 +11,11 @@ import torch
 import torchvision
 from by_hand import WEIGHT, assert_same, gradients, plain_loss
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import atomsep
 
-IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randn(3, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
 def swin() -> nn.Module:
@@ -34,6 +34,12 @@ def convnext() -> nn.Module:
     from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
     return ConvNeXt([CNBlockConfig(8, 16, 1), CNBlockConfig(16, None, 1)], 0.0, num_classes=3)
+
+
+def mixer() -> nn.Module:
+    return timm.models.MlpMixer(
+        num_classes=3, img_size=32, patch_size=8, num_blocks=2, embed_dim=12
+    )
 
 
 def from_timm(name: str, **options: Any) -> Callable[[], nn.Module]:
@@ -61,8 +67,9 @@ IMAGE_CASES = [
     (from_timm("deit_tiny_distilled_patch16_224", **VIT), "blocks.0", SEQUENCE, 2),
     (from_timm("resnet10t"), "layer1.0.bn1", MAPS, 0),  # BatchNormAct2d
     (from_timm("tf_mobilenetv3_small_minimal_100"), "conv_stem", MAPS, 0),  # Conv2dSame
-    (from_timm("nf_resnet26", layers=(1, 1, 1, 1)), "stages.0.0.conv1", MAPS, 0),  # ScaledStdConv2d
-    (from_timm("mixer_s32_224", img_size=32, patch_size=8, num_blocks=1), "blocks.0", SEQUENCE, 0),
+    (from_timm("nf_resnet26"), "stages.0.0.conv1", MAPS, 0),  # ScaledStdConv2d
+    (mixer, "blocks.0", SEQUENCE, 0),
+    (mixer, "blocks.0.mlp_channels.act", SEQUENCE, 0),
 ]
 
 
@@ -89,7 +96,8 @@ def by_hand(
     handle = model.get_submodule(layer).register_forward_hook(hook)
     task = run(model)
     handle.remove()
-    loss = task + WEIGHT * plain_loss(read(layout, seen[-1], skip).float())
+    tokens = read(layout, seen[-1], skip)
+    loss = task + WEIGHT * plain_loss(tokens.to(torch.promote_types(tokens.dtype, torch.float32)))
     return gradients(model, loss)
 
 
@@ -100,9 +108,9 @@ def attached(
     return gradients(model, run(model) + attachment.loss()), attachment
 
 
-def classify(model: nn.Module) -> Tensor:
+def classify(model: nn.Module, images: Tensor = IMAGES) -> Tensor:
     torch.manual_seed(2)  # dropout
-    logits = model(IMAGES)
+    logits = model(images)
     logits = logits[0] if isinstance(logits, tuple) else logits
     return logits.square().mean()  # type: ignore[no-any-return]
 
@@ -111,8 +119,42 @@ def classify(model: nn.Module) -> Tensor:
 @pytest.mark.parametrize(("build", "layer", "layout", "skip"), IMAGE_CASES)
 def test_images(build: Callable[[], nn.Module], layer: str, layout: str, skip: int) -> None:
     torch.manual_seed(0)
-    model = build().train()
+    model = build().double().train()
     expected = by_hand(model, layer, classify, layout, skip)
     actual, attachment = attached(model, layer, classify)
-    assert_same(actual, expected, rtol=2e-4)
+    assert_same(actual, expected, rtol=1e-7)
     assert attachment._taps[0].reader.layout.decided[1].skip == skip
+
+
+@pytest.mark.parametrize("layer", ["blocks.0.mlp_tokens", "blocks.1.mlp_tokens.act"])
+def test_layers_that_mix_tokens_are_refused(layer: str) -> None:
+    model = mixer()
+    atomsep.attach(model, layer)
+    with pytest.raises(ValueError, match="matrix product with features on axis 2, fed by a layer"):
+        model(IMAGES.float())
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def classify_in_half(model: nn.Module) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return classify(model, IMAGES.float())
+
+
+@pytest.mark.filterwarnings("ignore:layer .* gives no negative scores")
+@pytest.mark.parametrize("layer", ["layer1.1.relu", "layer1.1.bn2"])
+def test_under_autocast_and_checkpointing(layer: str) -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18(num_classes=3)
+    expected = by_hand(model, layer, classify_in_half, MAPS, 0)
+    model.layer1 = Checkpointed(model.layer1)
+    actual, _ = attached(model, layer.replace("layer1", "layer1.inner"), classify_in_half)
+    plain = {name.replace(".inner", ""): gradient for name, gradient in actual.items()}
+    assert_same(plain, expected, rtol=2e-2)
