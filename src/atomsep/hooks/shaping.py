@@ -125,7 +125,9 @@ class _Walk:
             found = self.says(axes, axis, text, samples_first=axis == 1)
             if found is not None:
                 return replace(found, settled=True)
-        if name.endswith(("Norm", "NormBackward")):  # also an instance norm, which folds samples and features
+        if name.endswith(
+            ("Norm", "NormBackward")
+        ):  # also an instance norm, which folds samples and features
             return self.best(node, [(0, axes)], depth)
         return None
 
