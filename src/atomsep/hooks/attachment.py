@@ -243,9 +243,12 @@ class Attachment:
 
     def __repr__(self) -> str:
         state = "" if self.active else ", detached"
-        lines = [f"\n  {tap.name}: {tap.reader.layout.describe()}" for tap in self._taps]
-        head = f"Attachment(layers={self.layers}, weight={self.weight:g}{state}, {self.criterion})"
-        return head + "".join(lines)
+        lines = [
+            f"Attachment(layers={self.layers}, weight={self.weight:g}{state}, {self.criterion})"
+        ]
+        for tap in self._taps:
+            lines.append(f"  {tap.name}: {tap.reader.layout.describe(tap.forwards.last.read_as)}")
+        return "\n".join(lines)
 
     def _add(self, reader: LayerReader) -> None:
         """Register the hooks, and store each module's `forward` in the module itself.

@@ -60,9 +60,7 @@ class ModelInput:
         if not torch.compiler.is_compiling():
             self._own.shapes = shapes
 
-    def _shapes(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[int, ...], ...]:
+    def _shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
         """What is read later: all sizes of maps, and the first size of the first sequence.
 
         A map has four or five axes, and its first axis holds the samples. Of other tensors, the
@@ -81,9 +79,9 @@ class ModelInput:
         return self.shared if torch.compiler.is_compiling() else self._own.shapes
 
     @property
-    def samples(self) -> set[int]:
+    def samples(self) -> list[int]:
         """Numbers of samples that the call may have; several if its inputs differ."""
-        return {shape[0] for shape in self.shapes}
+        return [shape[0] for shape in self.shapes]
 
     @property
     def images(self) -> list[tuple[int, ...]]:

@@ -13,9 +13,7 @@ from atomsep.checks import transforms_active
 from atomsep.core.layout import DESCRIPTIONS, Axes, Layout
 from atomsep.hooks.inputs import ModelInput
 from atomsep.hooks.prefix import Prefix
-from atomsep.hooks.witnesses import Decision, Undecided, Witnesses
-
-_LETTERS = {3: ("L",), 4: ("H", "W"), 5: ("T", "H", "W")}
+from atomsep.hooks.witnesses import Decision, Witnesses
 
 
 class LayoutFinder:
@@ -59,8 +57,8 @@ class LayoutFinder:
     def __call__(self, latent: Tensor) -> Layout:
         """The layout of an output, decided once per shape.
 
-        A compiled graph must not depend on what changes between calls, and its tensors have no
-        `grad_fn`. What an earlier forward decided counts there, or the other witnesses.
+        While compiling there is no graph to read. There, what an earlier forward decided counts;
+        without one, the witnesses that need no graph.
 
         Raises:
             ValueError: the shape fits no layout, or none is certain.
@@ -89,8 +87,6 @@ class LayoutFinder:
             )
         if self.axes != "auto":
             decision = Decision(self.axes, shape[-1], "layout=")
-        elif torch.compiler.is_compiling() and len(shape) in self.witnesses.earlier:
-            decision = self.witnesses.earlier[len(shape)]
         else:
             decision = self.witnesses.decide(latent, graph=graph)
         if decision.axes == "length_first" and len(shape) != 3:
@@ -110,25 +106,32 @@ class LayoutFinder:
             return self.skip_tokens
         if dim != 3 or axes == "channels_first":
             return 0
-        if self.input.images:
+        known = dim in self.skipped and torch.compiler.is_compiling()
+        if self.input.images and not known:
             return self.prefix.of(tokens, self.input.images)
         return self.skipped.get(dim, 0)
 
-    def describe(self) -> str:
-        """What was decided for the last new shape, and why."""
-        if self.decided is None:
-            given = "" if self.axes == "auto" else f"{self.axes}, as passed; "
-            return f"{given}decided in the first forward"
-        decision, layout, dim = self.decided
+    def describe(self, read_as: tuple[Layout, tuple[int, ...]] | None = None) -> str:
+        """What was decided for the last new shape, and why.
+
+        Args:
+            read_as: layout and shape of the last forward, for what was decided while compiling.
+        """
+        why, dim = "while compiling", 0
+        if self.decided is not None:
+            decision, layout, dim = self.decided
+            why = f"by {decision.why}"
+        elif read_as is not None:
+            layout, dim = read_as[0], len(read_as[1])
+        else:
+            return "decided in the first forward"
+        tokens = {3: ["L"], 4: ["H", "W"], 5: ["T", "H", "W"]}[dim]
         letters = {
-            "channels_first": ("M", "C", *_LETTERS[dim]),
-            "channels_last": ("M", *_LETTERS[dim], "C"),
-            "length_first": ("L", "M", "C"),
+            "channels_first": ["M", "C", *tokens],
+            "channels_last": ["M", *tokens, "C"],
+            "length_first": ["L", "M", "C"],
         }[layout.axes]
-        text = f"{layout.axes} ({', '.join(letters)})"
+        skipped = ""
         if layout.skip:
-            text += f", without the first {layout.skip} token{'s'[: layout.skip - 1]}"
-        return f"{text}, by {decision.why}"
-
-
-__all__ = ["LayoutFinder", "Undecided"]
+            skipped = f" without the first {layout.skip} token{'s' if layout.skip > 1 else ''}"
+        return f"{layout.axes} ({', '.join(letters)}){skipped}, {why}"

@@ -58,7 +58,11 @@ def _squares(image: tuple[int, ...]) -> set[tuple[int, int]]:
 def _grids(image: tuple[int, ...], patches: set[tuple[int, int]]) -> Iterator[int]:
     """Numbers of patches that an image, or a video, may be cut into."""
     height, width = image[-2:]
-    times = {1} if len(image) == 4 else {count // joined for count in image[1:3] for joined in range(1, count + 1)}
+    times = (
+        {1}
+        if len(image) == 4
+        else {count // joined for count in image[1:3] for joined in range(1, count + 1)}
+    )
     for down, across in patches:
         for whole in (math.floor, math.ceil):
             grid = whole(height / down) * whole(width / across)

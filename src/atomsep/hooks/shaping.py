@@ -125,7 +125,9 @@ class _Walk:
             found = self.says(axes, axis, text, samples_first=axis == 1)
             if found is not None:
                 return replace(found, settled=True)
-        if name != "Embedding":  # also an instance norm, which folds samples and features
+        if name.endswith(
+            ("Norm", "NormBackward")
+        ):  # also an instance norm, which folds samples and features
             return self.best(node, [(0, axes)], depth)
         return None
 
@@ -209,6 +211,10 @@ def _moves(
         yield 0, [*axes[:-1], _SUM]
     elif name == "Cat":
         yield from ((index, axes) for index in range(len(edges)))
+    elif name == "Stack":
+        rest = list(axes)
+        rest.pop(_signed(node._saved_dim) % len(axes))
+        yield from ((index, rest) for index in range(len(edges)))
     elif name == "BackwardHookFunctionBackward":  # hooks on gradients, which return their inputs
         yield output, axes
     elif edges and edges[0][0] is not None:
@@ -314,6 +320,8 @@ _NORMS = {
     "SyncBatchNormBackward": (1, "a batch norm"),
     "NativeGroupNorm": (1, "a group norm"),
     "Embedding": (-1, "an embedding"),
+    "CudnnRnn": (-1, "a recurrent layer"),
+    "MkldnnRnnLayer": (-1, "a recurrent layer"),
 }
 """Operations whose features are on one axis for certain, with that axis."""
 
@@ -322,7 +330,8 @@ _PRODUCTS = {"Mm", "Addmm", "Bmm", "Baddbmm", "Linear", "Convolution"}
 _VIEWS = {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"}
 
 _RESIZING = {
-    *("Slice", "Narrow", "Split", "SplitWithSizes", "ConstantPadNd", "Glu", "IndexSelect"),
+    *("Slice", "Narrow", "Split", "SplitWithSizes", "UnsafeSplit", "UnsafeSplitWithSizes"),
+    *("ConstantPadNd", "Glu", "IndexSelect"),
     *("MaxPool2DWithIndices", "AvgPool2D", "AdaptiveAvgPool2D", "AdaptiveMaxPool2D"),
     *("ReflectionPad1D", "ReflectionPad2D", "ReplicationPad1D", "ReplicationPad2D"),
     *("UpsampleNearest1D", "UpsampleNearest2D", "UpsampleNearest3D", "UpsampleBilinear2D"),

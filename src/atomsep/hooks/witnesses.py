@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from atomsep.core.layout import DESCRIPTIONS, Axes
@@ -30,13 +31,19 @@ class Decision:
         axes: where samples, tokens and features are.
         width: the number of features.
         why: what told, for `print(attachment)`.
-        shaping: what the graph said, if there was one.
+        walked: whether a graph was read.
+        shaping: what it said.
     """
 
     axes: Axes
     width: int
     why: str
+    walked: bool = False
     shaping: Shaping | None = None
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether an output of another shape may be read in the same way."""
+        return shape[_features(self.axes, len(shape))] == self.width
 
 
 class Witnesses:
@@ -74,35 +81,33 @@ class Witnesses:
         """
         shape = tuple(latent.shape)
         earlier = self.earlier.get(len(shape))
-        if earlier is not None and shape[_features(earlier.axes, shape)] != earlier.width:
+        if earlier is not None and not earlier.fits(shape):
             earlier = None
-        shaping = None
-        if earlier is not None:
-            shaping = earlier.shaping
-        if graph and shaping is None:
-            shaping = find_shaping(latent)
-        said = self._say_features(shape, shaping)
-        told = dict(said)
+        if earlier is not None and torch.compiler.is_compiling():
+            return earlier
+        walked = earlier is not None and earlier.walked
+        shaping = earlier.shaping if earlier is not None else None
+        if graph and not walked:
+            shaping, walked = find_shaping(latent), True
         if shaping is not None and shaping.features is None:
             raise self._refusal(shape, [f"the graph has {shaping.by}"])
-        if earlier is not None and not said:
-            told = {_features(earlier.axes, shape): "earlier forwards"}
-        if len(told) != 1:
-            texts = [f"{who} says that axis {axis} holds the features" for axis, who in said]
-            refusal = self._refusal(shape, texts)
-            raise refusal if graph or said else Undecided(str(refusal))
-        [features] = told
-        if features not in (1, len(shape) - 1):
-            raise self._refusal(
-                shape, [f"{told[features]} says that axis {features} holds the features"]
-            )
-        axes: Axes = "channels_first" if features == 1 else "channels_last"
+        said = self._say_features(shape, shaping)
+        axes = {axis for axis, _ in said}
+        if not axes and earlier is not None:
+            said = [(_features(earlier.axes, len(shape)), "earlier forwards")]
+            axes = {said[0][0]}
+        texts = [f"{who} says that axis {axis} holds the features" for axis, who in said]
+        if not axes and not graph:
+            raise Undecided(str(self._refusal(shape, [_NO_GRAPH])))
+        if axes != {1} and axes != {len(shape) - 1}:
+            raise self._refusal(shape, texts)
+        [features] = axes
         samples, by = self._samples(shape, features, shaping, earlier)
-        if samples == 1:
-            axes = "length_first"
-        why = ", ".join([*(who for _, who in said), *by]) or told[features]
-        decision = Decision(axes, shape[features], why, shaping)
-        return decision
+        sequence: Axes = "length_first" if samples == 1 else "channels_last"
+        why = ", ".join([*(who for _, who in said), *by])
+        return Decision(
+            "channels_first" if features == 1 else sequence, shape[features], why, walked, shaping
+        )
 
     def _say_features(
         self, shape: tuple[int, ...], shaping: Shaping | None
@@ -113,6 +118,10 @@ class Witnesses:
         fits = typed is not None and shape[typed] in self.widths
         if typed is not None and fits:
             said.append((typed, "its type"))
+            if (
+                torch.compiler.is_compiling()
+            ):  # comparing more sizes would make graphs depend on them
+                return said
         if shaping is not None and shaping.features is not None:
             said.append((shaping.features, f"its graph ({shaping.by})"))
         matching = [axis for axis, size in enumerate(shape) if size in self.weights]
@@ -130,14 +139,14 @@ class Witnesses:
         """The axis of the samples, 0 or 1, and who says so."""
         sequence = len(shape) == 3 and features == 2
         counts = self.input.samples
-        text = f"the model's input with {' or '.join(map(str, sorted(counts)))} samples"
         here = [axis for axis in ((0, 1) if sequence else (0,)) if shape[axis] in counts]
         if counts and not here:
+            given = " or ".join(str(count) for count in dict.fromkeys(counts))
             raise self._refusal(
                 shape,
                 [
-                    f"axis {features} holds the features, but no axis fits {text} (are samples "
-                    f"cut into windows, or packed into rows?)"
+                    f"axis {features} holds the features, but no other axis fits the model's input "
+                    f"with {given} samples: are they cut into windows, or packed into rows?"
                 ],
             )
         if shaping is not None and shaping.folded:
@@ -145,30 +154,21 @@ class Witnesses:
                 shape, [f"the graph has {shaping.by} for fewer samples than axis 0 holds"]
             )
         if not sequence:
-            return 0, [text] if here else []
-        said = {}
-        if len(here) == 1:
-            said[here[0]] = text
+            return 0, ["the number of samples"] if here else []
+        said = {here[0]: "the number of samples"} if len(here) == 1 else {}
         if shaping is not None and shaping.samples in (0, 1):
             said.setdefault(shaping.samples, f"{shaping.by} in its graph")
         if self.batch_first is not None:
             if not self.batch_first and not self.input.images:
                 said.pop(0, None)  # what comes in may be (L, M, C), too
             said.setdefault(0 if self.batch_first else 1, f"batch_first={self.batch_first}")
-        elif self.length_may_be_first and 1 not in said:
-            if not self.input.images or 0 not in said:
-                raise self._refusal(
-                    shape,
-                    [
-                        "axis 2 holds the features, but a layer of the model has "
-                        "batch_first=False, so axis 0 may be the length"
-                    ],
-                )
+        elif self.length_may_be_first and 1 not in said and not (said and self.input.images):
+            text = "axis 2 holds the features, but a layer of the model has batch_first=False, so "
+            raise self._refusal(shape, [text + "that axis 0 may be the length"])
         if len(said) > 1:
             texts = [f"{who} says that axis {axis} holds the samples" for axis, who in said.items()]
             raise self._refusal(shape, texts)
-        if said:
-            [(axis, who)] = said.items()
+        for axis, who in said.items():
             return axis, [who]
         return (1 if earlier is not None and earlier.axes == "length_first" else 0), []
 
@@ -181,5 +181,11 @@ class Witnesses:
         )
 
 
-def _features(axes: Axes, shape: tuple[int, ...]) -> int:
-    return 1 if axes == "channels_first" else len(shape) - 1
+def _features(axes: Axes, dim: int) -> int:
+    return 1 if axes == "channels_first" else dim - 1
+
+
+_NO_GRAPH = (
+    "without a graph only the types of its modules tell; a training forward that is not compiled, "
+    "of a layer that gradients reach, knows more"
+)
