@@ -21,7 +21,7 @@ def wav2vec2() -> Any:
     import transformers
 
     config = transformers.Wav2Vec2Config(
-        **{k: v for k, v in SMALL.items() if k not in ("hidden_dropout_prob", "max_position_embeddings")},
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
         hidden_dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, feat_proj_dropout=0.0,
         layerdrop=0.0, mask_time_prob=0.0, conv_dim=(8, 8), conv_kernel=(4, 3), conv_stride=(3, 2),
         num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, feat_extract_norm="layer",
@@ -90,28 +90,31 @@ def test_whisper_whose_encoder_gets_no_mask() -> None:
 
 
 def test_windows_that_lengthen_the_tokens() -> None:
-    """Longformer pads to whole windows; its layers get numbers to add."""
+    """Longformer pads to whole windows; its layers get numbers to add, with two axes."""
     import transformers
 
     config = transformers.LongformerConfig(**SMALL, attention_window=4, pad_token_id=1)
     model = drawn(transformers.LongformerModel(config))
+    for name, parameter in model.named_parameters():  # whose gradients are NaN without the loss
+        parameter.requires_grad_(not any(part in name for part in ("embed", "query", "key")))
     mask = lengths(7, 5, 2, length=7)
     real = torch.nn.functional.pad(mask, (0, 1))
     check(model, "encoder.layer.0", lambda: model(words(7), attention_mask=mask), real)
 
 
-def test_characters_that_become_fewer_tokens() -> None:
-    """CANINE's deep encoder gets a shortened mask, with four axes."""
+def test_text_followed_by_patches() -> None:
+    """ViLT joins both inputs; its encoder gets a mask of both, with four axes."""
     import transformers
 
-    config = transformers.CanineConfig(
-        **{k: v for k, v in SMALL.items() if k != "vocab_size"}, num_hash_functions=2,
-        num_hash_buckets=20, local_transformer_stride=4,
-    )  # fmt: skip
-    model = drawn(transformers.CanineModel(config))
-    mask = lengths(16, 9, 4, length=16)
-    layer = "encoder.layer.0"
-    check(model, layer, lambda: model(words(16), attention_mask=mask), mask[:, ::4], select=0)
+    config = transformers.ViltConfig(**SMALL, image_size=8, patch_size=4)
+    model = drawn(transformers.ViltModel(config))
+    mask = lengths(5, 4, 2, length=5)
+    batch = {"input_ids": words(5), "attention_mask": mask, "pixel_values": numbers(3, 8, 8)}
+    real = torch.nn.functional.pad(mask, (0, 5), value=1)
+    run = lambda: model(**batch, pixel_mask=torch.ones(3, 8, 8))  # noqa: E731
+    check(model, "encoder.layer.0", run, real)
+    check(model, "embeddings.text_embeddings.word_embeddings", run, mask)
+    check(model, "encoder.layer.0", lambda: model(**batch), real)
 
 
 @pytest.mark.parametrize("kind", ["prompt", "prefix"])

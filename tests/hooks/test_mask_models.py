@@ -94,27 +94,54 @@ def test_encoders_and_decoders(kind: str, masked: bool) -> None:
         check(model, layer, run, mask if "encoder." in layer else own, **select)
 
 
-def test_text_and_images_of_the_same_length() -> None:
+TOWER = {key: SMALL[key] for key in list(SMALL)[1:5]}
+
+
+def clip() -> Any:
     import transformers
 
-    tower = {k: SMALL[k] for k in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
-    tower |= {"intermediate_size": 16}
     config = transformers.CLIPConfig(
-        text_config=tower | {"vocab_size": 30, "max_position_embeddings": 20, "eos_token_id": 2},
-        vision_config=tower | {"image_size": 8, "patch_size": 4},
+        text_config=TOWER | {"vocab_size": 30, "max_position_embeddings": 20, "eos_token_id": 2},
+        vision_config=TOWER | {"image_size": 8, "patch_size": 4},
         projection_dim=8,
     )
-    model = drawn(transformers.CLIPModel(config))
-    pictures = numbers(3, 8, 8)
-    for length, layer in [(5, "vision_model.encoder.layers.0"), (4, "patch"), (5, "text")]:
-        mask = lengths(length, 4, 2, length=length)
-        run = lambda m=mask: model(words(m.shape[1]), pictures, m)  # noqa: E731
-        if layer == "patch":
-            flat = lambda latent: latent.flatten(2).transpose(1, 2)  # noqa: E731
-            name = "vision_model.embeddings.patch_embedding"
-            check(model, name, run, None, flat, layout="channels_first")
-        elif layer == "text":
-            check(model, "text_model.encoder.layers.0", run, mask)
-            check(model, "text_model.embeddings.token_embedding", run, mask)
-        else:
-            check(model, layer, run, None)
+    return drawn(transformers.CLIPModel(config))
+
+
+def test_text_and_images_of_the_same_length() -> None:
+    model, pictures = clip(), numbers(3, 8, 8)
+    mask = lengths(5, 4, 2, length=5)
+    run = lambda: model(words(5), pictures, mask)  # noqa: E731
+    check(model, "vision_model.encoder.layers.0", run, None)
+    check(model, "text_model.encoder.layers.0", run, mask)
+    check(model, "text_model.embeddings.token_embedding", run, mask)
+    run = lambda: model(words(4), pictures, mask[:, :4])  # noqa: E731
+    flat = lambda latent: latent.flatten(2).transpose(1, 2)  # noqa: E731
+    patches = "vision_model.embeddings.patch_embedding"
+    check(model, patches, run, None, flat, layout="channels_first")
+
+
+def test_one_of_two_towers_called_alone() -> None:
+    """Without a mask, which is nothing to warn of."""
+    model = clip()
+    model.vision_model.requires_grad_(False)
+    run = lambda: model.get_text_features(words(5))  # noqa: E731
+    check(model, "text_model.encoder.layers.0", run, None)
+
+
+def test_a_decoder_of_text_that_looks_at_images() -> None:
+    import transformers
+
+    text = TOWER | {"vocab_size": 30, "max_position_embeddings": 20, "encoder_hidden_size": 8}
+    dropped = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = transformers.BlipConfig(
+        text_config=text | dropped | {"bos_token_id": 1, "pad_token_id": 0, "sep_token_id": 2},
+        vision_config=TOWER | {"image_size": 8, "patch_size": 4},
+        projection_dim=8,
+    )
+    model = drawn(transformers.BlipForConditionalGeneration(config))
+    mask = lengths(5, 4, 2, length=5)
+    run = lambda: model(numbers(3, 8, 8), words(5), mask)  # noqa: E731
+    check(model, "vision_model.encoder.layers.0", run, None)
+    check(model, "text_decoder.bert.encoder.layer.0", run, mask)
+    check(model, "text_decoder.bert.encoder.layer.0.crossattention.self.query", run, mask)
