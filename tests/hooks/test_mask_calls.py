@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from masked_models import check, drawn, lengths
-from test_mask_models import SMALL, words
+from test_mask_models import SMALL, numbers, words
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import atomsep
 from atomsep import AtomWarning
@@ -64,7 +65,7 @@ def test_a_call_that_fails_leaves_no_mask() -> None:
     broken.remove()
     assert attachment._taps[0].reader.slot.calls is None
     with pytest.warns(AtomWarning, match="outside a call"):
-        model.encoder.layer[0].output(torch.zeros(3, 7, 16).double(), torch.zeros(3, 7, 8))
+        model.encoder.layer[0].output(numbers(7, 16), numbers(7, 8))
     assert (attachment.importance != 0).all()
 
 
@@ -83,15 +84,15 @@ def test_a_layer_that_runs_several_times_in_a_call() -> None:
 
 def test_sentence_transformers(tmp_path: Any) -> None:
     """It calls `forward` of the model inside, with a dictionary that holds the mask."""
-    sentences = pytest.importorskip("sentence_transformers")
     import transformers
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
     transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
     bert().save_pretrained(tmp_path)
-    encoder = sentences.models.Transformer(str(tmp_path))
-    pooling = sentences.models.Pooling(8)
-    model = drawn(sentences.SentenceTransformer(modules=[encoder, pooling], device="cpu"))
+    modules = [Transformer(str(tmp_path)), Pooling(8)]
+    model = drawn(SentenceTransformer(modules=modules, device="cpu"))
     run = lambda: model({"input_ids": words(7), "attention_mask": MASK})["sentence_embedding"]  # noqa: E731
     [inner] = [name for name, m in model.named_modules() if type(m).__name__ == "BertModel"]
     check(model, f"{inner}.encoder.layer.0", run, MASK)
@@ -135,15 +136,49 @@ def test_a_mask_that_may_be_that_of_another_input() -> None:
         model(x, x, mask)
 
 
-def test_a_whole_compiled_model_with_masks_on_the_way() -> None:
-    model = bert()
-    attachment = atomsep.attach(model, "encoder.layer.0", weight=1.0)
-    model(words(7), attention_mask=MASK)
-    expected, importance = attachment.loss(), attachment.importance
-    compiled = torch.compile(model, backend="aot_eager")
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.mix(hidden).tanh()
+
+
+class Nest(nn.Module):
+    """Hands its block no mask, the mask itself, or what its attention would use."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.block, self.kind = Block(), kind
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        if self.kind == "additive":
+            return self.block(x, ((attention_mask - 1.0) * 1e9)[:, None, None])
+        return self.block(x, attention_mask if self.kind == "same" else None)
+
+
+@pytest.mark.parametrize("kind", ["none", "same", "additive"])
+def test_a_compiled_model_in_one_graph(kind: str) -> None:
+    model, x = drawn(Nest(kind)), numbers(7, 8)
+    attachment = atomsep.attach(model, "block.mix", weight=1.0)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
     for mask in (MASK, MASK.flip(0), MASK):
-        compiled(words(7), attention_mask=mask)
-        loss = attachment.loss()
+        expected = atomsep.AtomLoss()(nn.functional.linear(x, *model.block.mix.parameters()), mask.bool())
+        compiled(x, mask)
+        torch.testing.assert_close(attachment.loss(), expected)
         assert torch.equal(attachment.importance == 0, mask == 0)
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(attachment.importance, importance)
+    assert counter.frame_count == 1
+    assert attachment._taps[0].reader.slot.calls is None
+
+
+@pytest.mark.parametrize("part", ["block", "block.mix"])
+def test_a_compiled_part_of_a_model(part: str) -> None:
+    model, x = drawn(Nest("none")), numbers(7, 8)
+    model.get_submodule(part).compile(backend="aot_eager")
+    attachment = atomsep.attach(model, "block.mix", weight=1.0)
+    for mask in (MASK, MASK.flip(0)):
+        model(x, mask)
+        assert torch.equal(attachment.importance == 0, mask == 0)
+        attachment.loss()

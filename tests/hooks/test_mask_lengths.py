@@ -111,10 +111,13 @@ def test_text_followed_by_patches() -> None:
     mask = lengths(5, 4, 2, length=5)
     batch = {"input_ids": words(5), "attention_mask": mask, "pixel_values": numbers(3, 8, 8)}
     real = torch.nn.functional.pad(mask, (0, 5), value=1)
-    run = lambda: model(**batch, pixel_mask=torch.ones(3, 8, 8))  # noqa: E731
+
+    def run() -> Any:
+        torch.manual_seed(0)  # the order of the patches
+        return model(**batch)
+
     check(model, "encoder.layer.0", run, real)
     check(model, "embeddings.text_embeddings.word_embeddings", run, mask)
-    check(model, "encoder.layer.0", lambda: model(**batch), real)
 
 
 @pytest.mark.parametrize("kind", ["prompt", "prefix"])

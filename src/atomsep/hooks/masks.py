@@ -174,7 +174,7 @@ class MaskTap:
         if value is None:
             return around if self.wraps else tuple([mask for mask in around if mask.sure])
         known = any([mask.value is value for mask in around])
-        derived = not (self.own or self.wraps or _is_mask(value, alone=not around))
+        derived = not (self.own or self.wraps or _is_mask(value, alone=len(around) == 0))
         if derived or (known and self.sure):  # the mask that it was made from belongs here as well
             around = tuple([Mask(m.value, m.argument, m.derived, True, m.cached) for m in around])
         if known:
