@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from atomsep.core.layout import Axes
 from atomsep.core.loss import AtomLoss
-from atomsep.hooks.masks import MaskSource, MaskTap
+from atomsep.hooks.mask_hosts import MaskSource
+from atomsep.hooks.masks import MaskTap
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.switch import Switch
 from atomsep.hooks.tap import LayerTap

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from atomsep.core.layout import Axes, Layout
 from atomsep.hooks.inputs import ModelInput
 from atomsep.hooks.layouts import LayoutFinder
-from atomsep.hooks.masks import ATTENTION_MASK, MaskSlot, MaskSource, MaskTap, find_mask_hosts
+from atomsep.hooks.mask_fit import MaskFit, fits, unpack
+from atomsep.hooks.mask_hosts import MaskSource, find_mask_hosts, modules_around
+from atomsep.hooks.masks import MaskSlot, MaskTap
 from atomsep.hooks.switch import Switch
 from atomsep.hooks.targets import Key, pick_tensor
+from atomsep.hooks.watch import Watch
 
 
 class LayerReader:
@@ -49,37 +53,68 @@ class LayerReader:
         self.input = ModelInput(model, switch)
         self.layout = LayoutFinder(model, name, layer, layout, skip_tokens, self.input)
         self.slot = MaskSlot(switch)
-        self.hosts = find_mask_hosts(model, layer, mask)
-        source = ATTENTION_MASK if mask is None else mask
-        self.handles = [
-            host.register_forward_pre_hook(
-                MaskTap(self.slot, host, source, outermost=host is self.hosts[0]), with_kwargs=True
-            )
-            for host in self.hosts
-        ]
+        hosts = find_mask_hosts(model, layer, mask)
+        self.hosts = [host.module for host in hosts]
+        self.taps = [MaskTap(self.slot, h, h.module is model, h is hosts[0]) for h in hosts]
+        self.handles = [tap.register(host) for tap, host in zip(self.taps, self.hosts, strict=True)]
+        self.fit = MaskFit(modules_around(model, layer))
+        self.watch = Watch(name)
 
     def listen(self, hook: Callable[..., Any]) -> None:
-        """Register a forward hook on the layer, and those that note what the model is given."""
+        """Register a forward hook on the layer; what the model was given is forgotten after it."""
         self.handles.append(self.layer.register_forward_hook(hook))
-        self.handles += self.input.listen(self.model)  # forgotten after the layer's hook has run
+        for tap, host in zip(self.taps, self.hosts, strict=True):
+            self.handles.append(tap.register_end(host))
+        self.handles += self.input.listen(self.model)
 
     def pick(self, output: object) -> tuple[Key, Tensor]:
         """The latent inside the layer's output, and where it lies."""
         return pick_tensor(output, self.select, self.name)
 
-    def mask(self, layout: Layout, latent: Tensor, *, training: bool = True) -> Tensor | None:
-        """The mask of the current call as `(M, N)`, true on real tokens; None without one."""
-        mask = self.slot.value
-        if mask is None:
-            return None
-        if not training and mask.dim() == 2 and latent.dim() == 3:
-            # Generating with a cache, the mask covers the earlier tokens too.
-            mask = mask[:, -layout.token_shape(latent)[1] :]
-        try:
-            return layout.flatten_mask(mask, latent)
-        except (TypeError, ValueError) as error:
-            message = f"layer {self.name!r}: {error}; pass mask=False to ignore masks"
-            raise type(error)(message) from None
+    def mask(self, layout: Layout, latent: Tensor) -> Tensor | None:
+        """The mask of the calls in progress as `(M, N)`, true on real tokens; None without one.
+
+        Raises:
+            ValueError: there is a mask, but none for the layer's tokens.
+            TypeError: it is not a mask.
+        """
+        calls = self.slot.calls
+        mask = None
+        if calls is not None:
+            try:
+                mask = self.fit(calls, layout, latent)
+            except (TypeError, ValueError) as error:
+                message = f"layer {self.name!r}: {error}, or pass mask=False to ignore masks"
+                raise type(error)(message) from None
+        if mask is None and self.hosts and not torch.compiler.is_compiling():
+            self._warn_of_lost_mask(layout, latent)
+        return mask
+
+    def unpack(self, nested: Tensor) -> tuple[Tensor, Tensor]:
+        """A nested tensor with padding, `(M, L, C)`, and its mask, `(M, L)`."""
+        calls = self.slot.calls
+        return unpack(nested, () if calls is None else calls.masks)
+
+    def _warn_of_lost_mask(self, layout: Layout, latent: Tensor) -> None:
+        """Warn if there may be a mask that does not reach the layer."""
+        calls = self.slot.calls
+        if calls is None or not calls.complete:
+            self.watch.tell(
+                "mask",
+                f"layer {self.name!r} runs outside a call of {type(self.hosts[0]).__name__}, whose "
+                f"{self.taps[0].name} is therefore not seen, and padding would count as tokens. "
+                f"Call model(...), not model.forward(...) or a part of the model; pass mask=False "
+                f"if there is no padding",
+            )
+            return
+        for mask in calls.masks:
+            if not mask.derived and fits(mask, layout, latent):
+                self.watch.tell(
+                    "mask",
+                    f"the {mask.argument} fits the tokens of layer {self.name!r}, but may be that "
+                    f"of another input, and is not used; pass mask={mask.argument!r} to use it, or "
+                    f"mask=False",
+                )
 
     def remove(self) -> None:
         """Take all hooks off the model, and forget the mask."""

@@ -39,7 +39,7 @@ _WITHOUT_GRADIENTS = (
     "ran without gradients, which gives no loss and no stats: under torch.no_grad, or inside "
     "reentrant activation checkpointing (pass use_reentrant=False to torch.utils.checkpoint)"
 )
-_NESTED = "returned a nested tensor, which gives no importance, loss or stats"
+_NESTED = "returned a nested tensor in training, which gives no importance, loss or stats"
 _TRANSFORMED = (
     "ran inside a torch.func transform or forward-mode AD, which gives no importance or stats; "
     "call loss() inside the transformed function"
@@ -78,9 +78,8 @@ class LayerTap:
             return None
         refuse_replica(module)
         key, latent = self.reader.pick(output)
-        if latent.is_nested:  # from the fast path of nn.TransformerEncoder, only in eval mode
-            held = self.forwards.write()
-            held.charge, held.idle_reason = None, _NESTED
+        if latent.is_nested:
+            self._look_at_nested(latent)
             return None
         training = torch.is_grad_enabled() and attachment.model.training
         try:
@@ -93,13 +92,24 @@ class LayerTap:
             return None
         if training and _in_backward():
             return put_tensor(output, key, self._recompute(latent, layout))
-        mask = self.reader.mask(layout, latent, training=training)
+        mask = self.reader.mask(layout, latent)
         held = self.forwards.write()
         held.read_as = (layout, tuple(latent.shape))
         if not training:
             self._look(held, latent, layout, mask)
             return None
         return put_tensor(output, key, self._measure(held, module, args, latent, layout, mask))
+
+    def _look_at_nested(self, nested: Tensor) -> None:
+        """The same for what the fast path of nn.TransformerEncoder hands on, in eval mode."""
+        held = self.forwards.write()
+        if torch.is_grad_enabled() and self.attachment.model.training:
+            held.charge, held.idle_reason = None, _NESTED
+            return
+        latent, mask = self.reader.unpack(nested)
+        layout = self.reader.layout(latent)
+        held.read_as = (layout, tuple(latent.shape))
+        self._look(held, latent, layout, layout.flatten_mask(mask, latent))
 
     def _look(self, held: Held, latent: Tensor, layout: Layout, mask: Tensor | None) -> None:
         """Read the importance alone."""
