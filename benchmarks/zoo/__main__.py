@@ -58,7 +58,10 @@ def run(only: str, again: bool) -> None:
         table.replace(case, rows)
         said = ", ".join(f"{row.get('place', '')} {row['outcome']}" for row in rows)
         minutes = (time.monotonic() - began) / 60
-        print(f"[{number}/{len(waiting)}, {minutes:.1f} min] {case.key} {case.model}: {said}", flush=True)
+        print(
+            f"[{number}/{len(waiting)}, {minutes:.1f} min] {case.key} {case.model}: {said}",
+            flush=True,
+        )
 
 
 def run_apart(case: Case) -> list[dict[str, str]]:

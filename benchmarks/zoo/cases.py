@@ -37,6 +37,7 @@ class Case:
 
     @property
     def key(self) -> str:
+        """The name that patterns are matched with."""
         return f"{self.library}:{self.family}"
 
     def row(self, **values: str) -> dict[str, str]:
@@ -66,7 +67,9 @@ def rows_of(case: Case) -> Iterator[dict[str, str]]:
     places = chosen(model, subject, truths)
     names = {name: truths[name] for name in places.values() if name in truths}
     for padding in [""] if subject.padded is None else ["", "padded"]:
-        batch = subject.padded(SAMPLES) if padding and subject.padded else subject.inputs(SAMPLES, 0)
+        batch = (
+            subject.padded(SAMPLES) if padding and subject.padded else subject.inputs(SAMPLES, 0)
+        )
         try:
             by_hand = ByHand(model, batch, names, bool(padding))
         except Exception as error:  # a model may raise anything

@@ -162,7 +162,9 @@ def _leaves(output: Any) -> list[Tensor]:
         return [output] if output.is_floating_point() and output.numel() else []
     if isinstance(output, Mapping):
         output = list(output.values())
-    return [t for part in output for t in _leaves(part)] if isinstance(output, (tuple, list)) else []
+    return (
+        [t for part in output for t in _leaves(part)] if isinstance(output, (tuple, list)) else []
+    )
 
 
 def _gradients(model: nn.Module, loss: Tensor, keep: bool = False) -> list[Tensor | None]:

@@ -28,8 +28,14 @@ NUMBERS: list[tuple[str, int]] = [
     (r".*num_.*heads", 2),
     (r".*head_dim", 16),
     (r".*norm_num_groups|.*num_groups", 8),
-    (r".*(cross_attention|caption|text|joint_attention|pooled_projection|encoder_hid|clip).*dim.*", 24),
-    (r".*(hidden|inner|embed|time|ffn|model|base|caption).*(dim|size|channels)|.*embed_dim|base_dim", 32),
+    (
+        r".*(cross_attention|caption|text|joint_attention|pooled_projection|encoder_hid|clip).*dim.*",
+        24,
+    ),
+    (
+        r".*(hidden|inner|embed|time|ffn|model|base|caption).*(dim|size|channels)|.*embed_dim|base_dim",
+        32,
+    ),
     (r"sample_size|sample_height|sample_width", 16),
     (r".*max_seq.*|num_embeds_ada_norm|.*num_vq_embeddings", 64),
 ]
@@ -46,7 +52,11 @@ def diffusers_names() -> list[str]:
     for group in GROUPS:
         module = import_module(f"diffusers.models.{group}")
         for name, found in vars(module).items():
-            if isinstance(found, type) and issubclass(found, nn.Module) and hasattr(diffusers, name):
+            if (
+                isinstance(found, type)
+                and issubclass(found, nn.Module)
+                and hasattr(diffusers, name)
+            ):
                 names.add(name)
     return sorted(names)
 
@@ -106,7 +116,11 @@ def _subjects(build: Callable[[], nn.Module]) -> Iterator[Subject]:
             model: Any = build()
             widths = (getattr(model.config, n, None) for n in ("in_channels", "input_channels"))
             channels = next(filter(None, widths), 3)
-            shape = (channels, *sizes[size]) if sizes[size] not in ((24,), (16,)) else (*sizes[size], channels)
+            shape = (
+                (channels, *sizes[size])
+                if sizes[size] not in ((24,), (16,))
+                else (*sizes[size], channels)
+            )
             batch: dict[str, Any] = {}
             for name, parameter in inspect.signature(model.forward).parameters.items():
                 if name in ("hidden_states", "sample", "x"):
@@ -127,7 +141,13 @@ _WANTED = ("encoder_hidden_states", "pooled_projections", "class_labels", "img_i
 
 def _made(name: str, config: Any, samples: int) -> Any:
     """An argument beside the main one, by its name."""
-    widths = ("joint_attention_dim", "cross_attention_dim", "caption_channels", "text_embed_dim", "text_dim")
+    widths = (
+        "joint_attention_dim",
+        "cross_attention_dim",
+        "caption_channels",
+        "text_embed_dim",
+        "text_dim",
+    )
     width = next((getattr(config, n) for n in widths if getattr(config, n, None)), None)
     if name == "encoder_hidden_states" and width is not None:
         width = width[0] if isinstance(width, (tuple, list)) else width

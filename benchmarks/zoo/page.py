@@ -43,7 +43,7 @@ def render(rows: list[dict[str, str]]) -> str:
             largest=largest,
             versions=", ".join(versions),
         ),
-        "| library | models | layers tried | exact | refused | wrong |\n|---|---|---|---|---|---|",
+        "| library | models | cases | exact | refused | wrong |\n|---|---|---|---|---|---|",
         *(_line(library, tried) for library in LIBRARIES),
         "",
         *_section("Refused", "refused", tried, REFUSED),
@@ -58,7 +58,13 @@ def _line(library: str, tried: list[dict[str, str]]) -> str:
     own = [row for row in tried if row["library"] == library]
     counts = Counter(row["outcome"] for row in own)
     models = len({row["model"] for row in own})
-    cells = (models, len(own), counts["exact"], counts["refused"] + counts["crashed"], counts["wrong"])
+    cells = (
+        models,
+        len(own),
+        counts["exact"],
+        counts["refused"] + counts["crashed"],
+        counts["wrong"],
+    )
     return f"| {library}: {LIBRARIES[library]} | " + " | ".join(map(str, cells)) + " |"
 
 
@@ -91,21 +97,23 @@ def _not_built(rows: list[dict[str, str]]) -> list[str]:
 
 HEAD = """# Models
 
-`python -m benchmarks.zoo` attaches to models that nobody here wrote, without any argument but the layer's name, and
-compares the gradients of all parameters with those of a hook written by hand. The models are chosen by a rule. Three
-layers each: the one that [`atomsep.layers`](guide.md#finding-a-layer) recommends, one in the middle, and the last with
-tokens; models that read text or sound also with padding. Models are built without weights, in a small size. Where the
-tokens, the padding and the class tokens are is found by running each model on batches of different sizes, not by
-atomsep.
+`python -m benchmarks.zoo` attaches to models that nobody here wrote, without any argument but the
+layer's name, and compares the gradients of all parameters with those of a hook written by hand. The
+models are chosen by a rule. Three layers each: the one that
+[`atomsep.layers`](guide.md#finding-a-layer) recommends, one in the middle, and the last with
+tokens; models that read text or sound also with padding. Models are built without weights, in a
+small size. Where the tokens, the padding and the class tokens are is found by running each model on
+batches of different sizes, not by atomsep.
 
-Of {rows} layers of {models} models, {exact} ({share:.1f} %) attach and are exact, {refused} are refused with a sentence,
-{crashed} stop with another error, and {wrong} are wrong. The largest error among the exact ones is {largest:.0e},
-relative to the norm of the atom loss's own gradient. Every row is in `benchmarks/results/zoo.csv`. ({versions})
+Of {rows} cases with {models} models, {exact} ({share:.1f} %) attach and are exact, {refused} are
+refused with a sentence, {crashed} stop with another error, and {wrong} are wrong. The largest error
+among the exact ones is {largest:.0e}, relative to the norm of the atom loss's own gradient. Every
+row is in `benchmarks/results/zoo.csv`. ({versions})
 """
 REFUSED = "The first forward raises this error. Pass what it asks for."
 WRONG = "These attach without an error, but the gradients differ."
 CRASHED = "These stop with an error that is not atomsep's own."
 NOT_BUILT = (
-    "Models that the rules for tiny configurations and inputs cannot build or run offline, and layers whose tokens do "
-    "not follow from sizes."
+    "Models that the rules for tiny configurations and inputs cannot build or run offline, and "
+    "layers whose tokens do not follow from sizes."
 )

@@ -28,7 +28,9 @@ def read() -> list[dict[str, str]]:
 def replace(case: Case, rows: list[dict[str, str]]) -> None:
     """Put the rows of a model into the table, in place of its earlier ones."""
     kept = [r for r in read() if (r["library"], r["model"]) != (case.library, case.model)]
-    everything = sorted([*kept, *rows], key=lambda row: (row["library"], row["family"], row["model"]))
+    everything = sorted(
+        [*kept, *rows], key=lambda row: (row["library"], row["family"], row["model"])
+    )
     part = PATH.with_suffix(".part")
     with part.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, restval="")

@@ -34,10 +34,15 @@ SCALES = (
 )
 """In the order in which they are tried: models ask for different proportions."""
 
-_KEPT = r".*(num_labels|num_channels|in_chans|sampling_rate|feat_extract_layers|type_vocab.*|adapter.*)"
+_KEPT = (
+    r".*(num_labels|num_channels|in_chans|sampling_rate|feat_extract_layers|type_vocab.*|adapter.*)"
+)
 _COUNTS: list[tuple[str, int]] = [
     (r"(.*_)?vocab_size.*|.*vocabulary.*|.*codebook_size|num_embeddings", VOCABULARY),
-    (r"max_position.*|n_positions|n_ctx|max_.*positions|max_seq.*|.*max_length|block_size", POSITIONS),
+    (
+        r"max_position.*|n_positions|n_ctx|max_.*positions|max_seq.*|.*max_length|block_size",
+        POSITIONS,
+    ),
     (r".*(n_group|topk_group)", 1),
     (r".*(experts_per_tok|top_?k|moe_k).*", 2),
     (r".*(n|num).*experts|.*num_experts.*", 4),

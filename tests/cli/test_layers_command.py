@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from by_hand import bert
 
 from atomsep.cli.main import main
-from by_hand import bert
 
 OWN = """
 import torch
@@ -74,7 +74,10 @@ def test_a_function_of_ones_own(capsys: pytest.CaptureFixture[str], folder: Path
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("resnet81", "there is no model 'resnet81' in torchvision or timm; did you mean 'resnet18'?"),
+        (
+            "resnet81",
+            "there is no model 'resnet81' in torchvision or timm; did you mean 'resnet18'?",
+        ),
         ("own_layers:only_a_model", "must return a model and an example batch, not Linear"),
         ("own_layers:without_tokens", "no layer of this Linear has tokens"),
         ("own_layers:mak", "there is no function 'mak' in own_layers; did you mean 'make'?"),

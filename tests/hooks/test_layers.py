@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torchvision
+from by_hand import bert, bert_batch
 from torch import Tensor, nn
 
 import atomsep
-from by_hand import bert, bert_batch
 
 IMAGES = torch.randn(5, 3, 64, 64)
 
@@ -99,7 +99,7 @@ def test_refused_layers_are_those_that_attach_refuses() -> None:
     found = atomsep.layers(model, batch)
     assert [layer.name for layer in found] == ["0"]
     assert set(found.refused) == {"1", "2"}
-    with atomsep.attach(model, "2"), pytest.raises(ValueError) as refusal:
+    with atomsep.attach(model, "2"), pytest.raises(ValueError, match="windows") as refusal:
         model(batch)
     assert found.refused["2"] == str(refusal.value)
     with pytest.raises(KeyError, match="not certain"):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from atomsep.core.layout import Axes
 from atomsep.hooks.attachment import _unwrapped
 from atomsep.hooks.reader import LayerReader
+from atomsep.hooks.recommendation import Recommendation
 
 _SIGNED = 0.25
 """Share of the negative values' magnitude from which a layer counts as signed.
@@ -142,7 +143,8 @@ def layers(model: nn.Module, example_batch: Any) -> Layers:
         raise ValueError(
             f"no layer of this {type(model).__name__} has tokens whose layout is certain{refused}"
         )
-    name, reason = search.recommend(_is_generator(example_batch, output))
+    advice = Recommendation(model, search.started, search.signed, search.found)
+    name, reason = advice(generator=_is_generator(example_batch, output))
     return Layers(list(search.found.values()), search.refused, name, reason)
 
 
@@ -162,9 +164,7 @@ class _Search:
         readers: list[LayerReader] = []
         try:
             for name, module in self.modules.items():
-                reader = LayerReader(
-                    self.model, name, module, mask=False, skip_tokens="auto"
-                )
+                reader = LayerReader(self.model, name, module, mask=False, skip_tokens="auto")
                 readers.append(reader)
                 reader.listen(lambda _, __, output, reader=reader: self.look(reader, output))
                 start = module.register_forward_pre_hook(
@@ -205,50 +205,6 @@ class _Search:
             signed=self.signed[name],
         )
 
-    def recommend(self, generator: bool) -> tuple[str | None, str]:
-        """A layer to start with, and why."""
-        hidden = [layer for layer in self.found.values() if layer.signed]
-        if not hidden:
-            return None, "every layer with tokens is rectified"
-        order = list(self.signed)
-        rectified = [order.index(name) for name, signed in self.signed.items() if not signed]
-        if generator:
-            before = [e.name for e in hidden if order.index(e.name) < max(rectified, default=0)]
-            if before:
-                reason = "the last hidden layer before its activation, as this is a generator"
-                return before[-1], reason
-            inner = [layer for layer in hidden if layer.shape != hidden[-1].shape]
-            return (inner or hidden)[-1].name, "the last hidden layer, as this is a generator"
-        block = self.first_block("")
-        if block is not None and self.found[block].signed:
-            return block, "the first block, nearest to the data"
-        inside = [layer for layer in hidden if block and layer.name.startswith(f"{block}.")]
-        if inside:
-            return inside[-1].name, "the last signed layer of the first block, nearest to the data"
-        before = [e.name for e in hidden if order.index(e.name) < min(rectified, default=0)]
-        if before:
-            return before[-1], "the layer before the first activation, nearest to the data"
-        own = [e for e in hidden if any(True for _ in self.modules[e.name].parameters())]
-        return (own or hidden)[0].name, "the first layer with tokens, nearest to the data"
-
-    def first_block(self, within: str) -> str | None:
-        """The first of several modules of a class in a sequence; the innermost such one."""
-        for name in self.started:
-            if name in self.found and name.startswith(within) and self.is_block(name):
-                return self.first_block(f"{name}.") or name
-        return None
-
-    def is_block(self, name: str) -> bool:
-        module = self.modules[name]
-        parent = self.modules.get(name.rpartition(".")[0], self.model)
-        if not isinstance(parent, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
-            return False
-        if isinstance(module, nn.Sequential) or next(module.children(), None) is None:
-            return False
-        # A Sequential of different modules is a whole and no series of blocks.
-        like = sum(type(other) is type(module) for other in parent.children())
-        return like > 1 or not isinstance(parent, nn.Sequential)
-
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
@@ -276,10 +232,10 @@ def _call(model: nn.Module, batch: Any) -> Any:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    values = value.values() if isinstance(value, Mapping) else value
-    return [t for t in values if isinstance(t, Tensor)] if isinstance(value, (Mapping, tuple, list)) else []
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    values = value if isinstance(value, (tuple, list)) else [value]
+    return [each for each in values if isinstance(each, Tensor)]
 
 
 def _is_signed(values: Tensor) -> bool:
