@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
-from typing import Any
 
 import torch
 from torch import nn
@@ -119,11 +119,13 @@ def first_that_runs(
 def chosen(model: nn.Module, subject: Subject, truths: dict[str, Truth]) -> dict[str, str | None]:
     """The recommended layer, one in the middle, and the last with tokens."""
     known = [name for name, truth in truths.items() if not truth.problem]
-    example: Any = subject.inputs(SAMPLES, 0)
-    try:
-        recommended = atomsep.layers(model, example).recommended
-    except ValueError:
-        recommended = None
+    recommended = None
+    for example in (subject.padded, partial(subject.inputs, size=0)):
+        try:
+            if example is not None:
+                recommended = recommended or atomsep.layers(model, example(SAMPLES)).recommended
+        except Exception:  # the model takes no mask, or no layer has tokens
+            continue
     places: dict[str, str | None] = {"recommended": recommended}
     if known:
         places.update(middle=known[len(known) // 2], last=known[-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from atomsep.core.layout import Axes
 from atomsep.hooks.attachment import _unwrapped
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.recommendation import Recommendation
+from atomsep.hooks.watch import AtomWarning
 
 _SIGNED = 0.25
 """Share of the negative values' magnitude from which a layer counts as signed.
@@ -114,8 +116,8 @@ def layers(model: nn.Module, example_batch: Any) -> Layers:
     Args:
         model: any module.
         example_batch: what the model is called with: a tensor, a tuple of positional arguments or
-            a mapping of keyword arguments. Use at least two samples, and a batch size that differs
-            from all other sizes.
+            a mapping of keyword arguments. Use at least two samples, a batch size that differs
+            from all other sizes, and the padding mask if training has one.
 
     Returns:
         The layers; `print` shows them as a table.
@@ -136,7 +138,8 @@ def layers(model: nn.Module, example_batch: Any) -> Layers:
     """
     model = _unwrapped(model)
     search = _Search(model)
-    with search.hooked(), _unchanged(model), torch.enable_grad():
+    with warnings.catch_warnings(), search.hooked(), _unchanged(model), torch.enable_grad():
+        warnings.simplefilter("ignore", AtomWarning)  # a layer's, which nobody has attached to yet
         output = _call(model, example_batch)
     if not search.found:
         refused = "".join(f"; {text}" for text in list(search.refused.values())[:1])
@@ -164,7 +167,7 @@ class _Search:
         readers: list[LayerReader] = []
         try:
             for name, module in self.modules.items():
-                reader = LayerReader(self.model, name, module, mask=False, skip_tokens="auto")
+                reader = LayerReader(self.model, name, module, skip_tokens="auto")
                 readers.append(reader)
                 reader.listen(lambda _, __, output, reader=reader: self.look(reader, output))
                 start = module.register_forward_pre_hook(
@@ -188,7 +191,8 @@ class _Search:
             _, latent = reader.pick(output)
             self.signed[name] = _is_signed(latent.detach())
             layout = reader.layout(latent)
-        except (ValueError, RuntimeError) as error:
+            reader.mask(layout, latent)
+        except (TypeError, ValueError, RuntimeError) as error:
             self.refused[name] = str(error)
             return
         _, tokens, features = layout.sizes(latent)
