@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-_TOKENS = (
-    *("cls_token", "class_token", "class_embedding", "dist_token", "distillation_token"),
-    *("reg_token", "register_tokens"),
-)
-"""Names of parameters that hold such tokens, `(C,)` or `(1, n, C)`."""
+_TOKENS = re.compile(r"(cls|class|dist|distillation|reg|register)_(tokens?|embedding)\d*")
+"""Names of parameters that hold such tokens, `(C,)` or `(1, n, C)`; CoaT numbers them."""
 
 
 class Prefix:
@@ -82,9 +80,10 @@ def _counts(module: nn.Module) -> Iterator[int]:
     count = getattr(module, "num_prefix_tokens", None)
     if isinstance(count, int):
         yield count
-    own = [getattr(module, name, None) for name in _TOKENS]
-    found = sum(t.shape[-2] if t.dim() > 1 else 1 for t in own if isinstance(t, Tensor))
-    yield found
+    own = {n: t for n, t in module.named_parameters(recurse=False) if _TOKENS.fullmatch(n)}
+    sizes = {name: t.shape[-2] if t.dim() > 1 else 1 for name, t in own.items()}
+    yield sum(size for name, size in sizes.items() if not name[-1].isdigit())
+    yield from (size for name, size in sizes.items() if name[-1].isdigit())  # one per stage
     registers = getattr(getattr(module, "config", None), "num_register_tokens", None)
     if isinstance(registers, int):
         yield from (registers, registers + 1)
