@@ -85,7 +85,7 @@ def test_other_sizes_compile_no_more_than_with_a_given_layout(whole: bool) -> No
         else:
             model.block.compile(backend=counter)
             run = model
-        for shape in ((4, 5), (4, 7), (4, 9), (4, 8), (3, 6)):
+        for shape in ((4, 5), (4, 7), (4, 9)):
             run(torch.ones(shape).long()).sum().backward()
             attachment.loss()
             assert attachment.importance.shape == shape

@@ -13,7 +13,6 @@ from torch.utils.hooks import RemovableHandle
 
 from atomsep.hooks.switch import Switch
 
-
 Shapes = tuple[tuple[int, ...], ...]
 
 
@@ -65,9 +64,10 @@ class ModelInput:
                 self.shared = self._own.shapes = _sizes(tensors)
 
     def _forget(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.shared = ()
         if not torch.compiler.is_compiling():
-            self._own.shapes = ()
+            self.shared = self._own.shapes = ()
+        elif self.switch.on():  # exporting, any write counts as a side effect
+            self.shared = ()
 
     @property
     def shapes(self) -> Shapes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -33,6 +33,9 @@ class Prefix:
     def of(self, tokens: int, images: list[tuple[int, ...]]) -> int:
         """How many of a layer's tokens come before those of an image; 0 if nothing fits.
 
+        If the model does not tell the size of its patches, they are square, and the grid has the
+        proportions of the image.
+
         Args:
             tokens: the layer's number of tokens.
             images: shapes of the model's inputs, `(M, C, H, W)` or `(M, T, C, H, W)`.
@@ -40,7 +43,10 @@ class Prefix:
         if not self.counts:
             return 0
         for image in images:
-            for patches in (self.patches, _squares(image)):
+            sides = range(1, min(image[-2:]) + 1)
+            squares = [(side, side) for side in sides]
+            exact = [(side, side) for side in sides if image[-1] % side == image[-2] % side == 0]
+            for patches in (self.patches, exact, squares):
                 grids = set(_grids(image, patches))
                 for count in (0, *self.counts):
                     if tokens - count in grids:
@@ -48,19 +54,11 @@ class Prefix:
         return 0
 
 
-def _squares(image: tuple[int, ...]) -> set[tuple[int, int]]:
-    """All square patches, for a grid with the proportions of the image."""
-    return {(side, side) for side in range(1, min(image[-2:]) + 1)}
-
-
-def _grids(image: tuple[int, ...], patches: set[tuple[int, int]]) -> Iterator[int]:
+def _grids(image: tuple[int, ...], patches: Iterable[tuple[int, int]]) -> Iterator[int]:
     """Numbers of patches that an image, or a video, may be cut into."""
     height, width = image[-2:]
-    times = (
-        {1}
-        if len(image) == 4
-        else {count // joined for count in image[1:3] for joined in range(1, count + 1)}
-    )
+    frames = image[1:3] if len(image) == 5 else ()
+    times = {count // joined for count in frames for joined in range(1, count + 1)} or {1}
     for down, across in patches:
         for whole in (math.floor, math.ceil):
             grid = whole(height / down) * whole(width / across)
