@@ -89,7 +89,7 @@ class Configured(nn.Module):
         ({"num_register_tokens": 4}, 21, (2, 3, 16, 16), 5),  # with a class token
         ({"num_register_tokens": 4}, 20, (2, 3, 16, 16), 4),
         ({"num_register_tokens": 4}, 16, (2, 3, 16, 16), 0),  # the grid is there by itself
-        ({"num_register_tokens": 4}, 19, (2, 3, 16, 16), 0),  # nothing fits
+        ({"num_register_tokens": 4}, 19, (2, 3, 16, 16), None),  # nothing fits
         ({"num_register_tokens": 4, "patch_size": 2}, 69, (2, 3, 16, 16), 5),
         ({"num_register_tokens": 4, "patch_size": (4, 8)}, 13, (2, 3, 16, 16), 5),
         ({"num_register_tokens": 1, "patch_size": 4}, 65, (2, 8, 3, 16, 16), 1),  # 4 frames of 16
@@ -97,7 +97,7 @@ class Configured(nn.Module):
     ],
 )
 def test_numbers_in_a_configuration(
-    settings: dict[str, object], tokens: int, image: tuple[int, ...], count: int
+    settings: dict[str, object], tokens: int, image: tuple[int, ...], count: int | None
 ) -> None:
     model = Configured(**settings)
     assert Prefix(model, model.inner[0]).of(tokens, [image]) == count
@@ -107,4 +107,12 @@ def test_prefix_tokens_of_another_branch_do_not_count() -> None:
     model = nn.ModuleDict({"vision": Vision(cls_token=1), "text": Configured()})
     assert Prefix(model, model["text"].inner[0]).counts == [1]  # seen from the model, but
     assert Prefix(model["text"], model["text"].inner[0]).counts == []
-    assert Prefix(model, model["text"].inner[0]).of(7, [(2, 3, 16, 16)]) == 0
+    assert Prefix(model, model["text"].inner[0]).of(7, [(2, 3, 16, 16)]) is None
+
+
+def test_tokens_that_fit_no_grid_all_count_and_that_is_shown() -> None:
+    model = Vision(cls_token=1, detection_tokens=2)
+    attachment = atomsep.attach(model, "norm")
+    model(torch.randn(2, 3, 16, 16))
+    assert attachment.importance.shape == (2, 19)
+    assert "class tokens, but which tokens they are is not certain" in repr(attachment)

@@ -30,8 +30,8 @@ class Prefix:
         self.counts = sorted({count for module in near for count in _counts(module)} - {0})
         self.patches = {size for module in near for size in _patch_sizes(module)}
 
-    def of(self, tokens: int, images: list[tuple[int, ...]]) -> int:
-        """How many of a layer's tokens come before those of an image; 0 if nothing fits.
+    def of(self, tokens: int, images: list[tuple[int, ...]]) -> int | None:
+        """How many of a layer's tokens come before those of an image; None if nothing fits.
 
         If the model does not tell the size of its patches, they are square, and the grid has the
         proportions of the image.
@@ -51,7 +51,7 @@ class Prefix:
                 for count in (0, *self.counts):
                     if tokens - count in grids:
                         return count
-        return 0
+        return None
 
 
 def _grids(image: tuple[int, ...], patches: Iterable[tuple[int, int]]) -> Iterator[int]:

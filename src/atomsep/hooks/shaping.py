@@ -70,7 +70,7 @@ def find_shaping(output: Tensor) -> Shaping | None:
     if output.grad_fn is None:
         return None
     shape = tuple(output.shape)
-    axes = [((axis, size),) for axis, size in enumerate(shape)]
+    axes: list[Factors] = [((axis, size),) for axis, size in enumerate(shape)]
     found = _Walk(shape).visit(output.grad_fn, output.output_nr, axes, 0)
     return None if found is None or found.features == SUMMED else found
 
