@@ -38,6 +38,7 @@ SLOW = {
     *("experiments/images/test_images.py", "experiments/text/test_text.py"),
     *("experiments/sweeps/test_search.py", "experiments/sweeps/test_sweep.py"),
     *("hooks/test_attach_regimes.py", "hooks/test_compiled.py", "methods/test_method_registry.py"),
+    *("hooks/test_layout_compiled.py", "hooks/test_layout_models.py"),
 }
 """Files that train, compile, interpret kernels or start processes: not part of make test-fast."""
 

@@ -130,7 +130,9 @@ class Folded(nn.Module):
 def test_windows_are_not_samples(layer: str) -> None:
     model = Folded()
     atomsep.attach(model, layer)
-    with pytest.raises(ValueError, match=r"no axis fits the model's input with 3 samples .*window"):
+    with pytest.raises(
+        ValueError, match="no other axis fits the model's input with 3 samples: .*window"
+    ):
         model(torch.randn(3, 8, 4))
 
 

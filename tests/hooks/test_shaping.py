@@ -74,7 +74,8 @@ def test_axes_are_followed_to_what_shaped_them(
 
 def windows(x: Tensor) -> Tensor:
     """(M, C, 6, 10) as windows of 3 x 5 in the place of samples: (4M, 15, C)."""
-    return x.unflatten(2, (2, 3)).unflatten(4, (2, 5)).permute(0, 2, 4, 3, 5, 1).flatten(0, 2).flatten(1, 2)  # fmt: skip
+    x = x.unflatten(2, (2, 3)).unflatten(4, (2, 5)).permute(0, 2, 4, 3, 5, 1)
+    return x.flatten(0, 2).flatten(1, 2)
 
 
 def test_windows_in_the_place_of_samples_are_noticed() -> None:

@@ -129,7 +129,7 @@ def test_type_and_graph_that_disagree_are_both_quoted() -> None:
     model = Net(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 6)))
     model.layer.forward = lambda x: nn.Linear.forward(model.layer[0], x).mT  # type: ignore[method-assign, index]
     atomsep.attach(model, "layer")
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="not certain") as error:
         model(torch.randn(2, 6, 4))  # (2, 6, 6): the width fits both axes
     message = str(error.value)
     assert "its type says that axis 2 holds the features" in message

@@ -15,6 +15,8 @@ from atomsep.hooks.inputs import ModelInput
 from atomsep.hooks.prefix import Prefix
 from atomsep.hooks.witnesses import Decision, Witnesses
 
+_UNSURE = "the model has class tokens, but which tokens they are is not certain: all count"
+
 
 class LayoutFinder:
     """Finds the layout of what one layer returns.
@@ -93,7 +95,10 @@ class LayoutFinder:
             raise ValueError(f'layout="length_first" means (L, M, C), but {name!r} gives {shape}')
         layout = Layout(decision.axes)
         tokens = math.prod(layout.token_shape(latent)[1:])
-        layout = replace(layout, skip=self._skip(tokens, len(shape), decision.axes))
+        skip = self._skip(tokens, len(shape), decision.axes)
+        if skip is None:
+            decision = replace(decision, why=f"{decision.why} ({_UNSURE})")
+        layout = replace(layout, skip=skip or 0)
         if layout.skip >= tokens > 0:
             raise ValueError(
                 f"skip_tokens={layout.skip} leaves no tokens: layer {name!r} gives shape {shape}, "
@@ -101,15 +106,15 @@ class LayoutFinder:
             )
         return decision, layout
 
-    def _skip(self, tokens: int, dim: int, axes: Axes) -> int:
+    def _skip(self, tokens: int, dim: int, axes: Axes) -> int | None:
         if self.skip_tokens != "auto":
             return self.skip_tokens
         if dim != 3 or axes == "channels_first":
             return 0
         known = dim in self.skipped and torch.compiler.is_compiling()
-        if self.input.images and not known:
-            return self.prefix.of(tokens, self.input.images)
-        return self.skipped.get(dim, 0)
+        if known or not self.input.shapes:
+            return self.skipped.get(dim, 0)
+        return self.prefix.of(tokens, self.input.images)
 
     def describe(self, read_as: tuple[Layout, tuple[int, ...]] | None = None) -> str:
         """What was decided for the last new shape, and why.

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-_TOKENS = (
-    *("cls_token", "class_token", "class_embedding", "dist_token", "distillation_token"),
-    *("reg_token", "register_tokens"),
-)
-"""Names of parameters that hold such tokens, `(C,)` or `(1, n, C)`."""
+_TOKENS = re.compile(r"(cls|class|dist|distillation|reg|register)_(tokens?|embedding)\d*")
+"""Names of parameters that hold such tokens, `(C,)` or `(1, n, C)`; CoaT numbers them."""
 
 
 class Prefix:
@@ -32,8 +30,11 @@ class Prefix:
         self.counts = sorted({count for module in near for count in _counts(module)} - {0})
         self.patches = {size for module in near for size in _patch_sizes(module)}
 
-    def of(self, tokens: int, images: list[tuple[int, ...]]) -> int:
-        """How many of a layer's tokens come before those of an image; 0 if nothing fits.
+    def of(self, tokens: int, images: list[tuple[int, ...]]) -> int | None:
+        """How many of a layer's tokens come before those of an image; None if nothing fits.
+
+        If the model does not tell the size of its patches, they are square, and the grid has the
+        proportions of the image.
 
         Args:
             tokens: the layer's number of tokens.
@@ -42,27 +43,22 @@ class Prefix:
         if not self.counts:
             return 0
         for image in images:
-            for patches in (self.patches, _squares(image)):
+            sides = range(1, min(image[-2:]) + 1)
+            squares = [(side, side) for side in sides]
+            exact = [(side, side) for side in sides if image[-1] % side == image[-2] % side == 0]
+            for patches in (self.patches, exact, squares):
                 grids = set(_grids(image, patches))
                 for count in (0, *self.counts):
                     if tokens - count in grids:
                         return count
-        return 0
+        return None
 
 
-def _squares(image: tuple[int, ...]) -> set[tuple[int, int]]:
-    """All square patches, for a grid with the proportions of the image."""
-    return {(side, side) for side in range(1, min(image[-2:]) + 1)}
-
-
-def _grids(image: tuple[int, ...], patches: set[tuple[int, int]]) -> Iterator[int]:
+def _grids(image: tuple[int, ...], patches: Iterable[tuple[int, int]]) -> Iterator[int]:
     """Numbers of patches that an image, or a video, may be cut into."""
     height, width = image[-2:]
-    times = (
-        {1}
-        if len(image) == 4
-        else {count // joined for count in image[1:3] for joined in range(1, count + 1)}
-    )
+    frames = image[1:3] if len(image) == 5 else ()
+    times = {count // joined for count in frames for joined in range(1, count + 1)} or {1}
     for down, across in patches:
         for whole in (math.floor, math.ceil):
             grid = whole(height / down) * whole(width / across)
@@ -82,9 +78,10 @@ def _counts(module: nn.Module) -> Iterator[int]:
     count = getattr(module, "num_prefix_tokens", None)
     if isinstance(count, int):
         yield count
-    own = [getattr(module, name, None) for name in _TOKENS]
-    found = sum(t.shape[-2] if t.dim() > 1 else 1 for t in own if isinstance(t, Tensor))
-    yield found
+    own = {n: t for n, t in module.named_parameters(recurse=False) if _TOKENS.fullmatch(n)}
+    sizes = {name: t.shape[-2] if t.dim() > 1 else 1 for name, t in own.items()}
+    yield sum(size for name, size in sizes.items() if not name[-1].isdigit())
+    yield from (size for name, size in sizes.items() if name[-1].isdigit())  # one per stage
     registers = getattr(getattr(module, "config", None), "num_register_tokens", None)
     if isinstance(registers, int):
         yield from (registers, registers + 1)

@@ -28,8 +28,8 @@ from atomsep.hooks.origin import find_origin
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.strength import Strength
 from atomsep.hooks.targets import put_tensor
-from atomsep.hooks.witnesses import Undecided
 from atomsep.hooks.watch import Watch
+from atomsep.hooks.witnesses import Undecided
 
 if TYPE_CHECKING:
     from atomsep.hooks.attachment import Attachment

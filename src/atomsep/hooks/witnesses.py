@@ -118,10 +118,8 @@ class Witnesses:
         fits = typed is not None and shape[typed] in self.widths
         if typed is not None and fits:
             said.append((typed, "its type"))
-            if (
-                torch.compiler.is_compiling()
-            ):  # comparing more sizes would make graphs depend on them
-                return said
+            if torch.compiler.is_compiling():
+                return said  # comparing more sizes would make the graph depend on them
         if shaping is not None and shaping.features is not None:
             said.append((shaping.features, f"its graph ({shaping.by})"))
         matching = [axis for axis, size in enumerate(shape) if size in self.weights]
@@ -151,7 +149,8 @@ class Witnesses:
             )
         if shaping is not None and shaping.folded:
             raise self._refusal(
-                shape, [f"the graph has {shaping.by} for fewer samples than axis 0 holds"]
+                shape,
+                [f"the graph has {shaping.by} for fewer samples than axis {shaping.samples} holds"],
             )
         if not sequence:
             return 0, ["the number of samples"] if here else []
