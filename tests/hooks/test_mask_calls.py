@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from masked_models import check, drawn, lengths
-from test_mask_models import SMALL, numbers, words
+from masked_models import SMALL, check, drawn, lengths, numbers, words
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -165,7 +164,9 @@ def test_a_compiled_model_in_one_graph(kind: str) -> None:
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, backend=counter, fullgraph=True)
     for mask in (MASK, MASK.flip(0), MASK):
-        expected = atomsep.AtomLoss()(nn.functional.linear(x, *model.block.mix.parameters()), mask.bool())
+        expected = atomsep.AtomLoss()(
+            nn.functional.linear(x, *model.block.mix.parameters()), mask.bool()
+        )
         compiled(x, mask)
         torch.testing.assert_close(attachment.loss(), expected)
         assert torch.equal(attachment.importance == 0, mask == 0)

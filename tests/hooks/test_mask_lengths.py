@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from masked_models import check, drawn, lengths
-from test_mask_models import SMALL, numbers, words
+from masked_models import SMALL, check, drawn, lengths, numbers, words
 from torch import Tensor
 
 import atomsep

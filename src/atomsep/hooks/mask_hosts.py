@@ -161,7 +161,9 @@ def _belongs(
 
 
 def _kinds(parameters: Sequence[str]) -> set[str]:
-    return {kind for kind, starts in _INPUTS.items() if any(p.startswith(starts) for p in parameters)}
+    return {
+        kind for kind, starts in _INPUTS.items() if any(p.startswith(starts) for p in parameters)
+    }
 
 
 def parameters_of(module: nn.Module) -> list[str]:
