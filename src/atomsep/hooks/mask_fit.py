@@ -58,7 +58,7 @@ class MaskFit:
                 return layout.flatten_mask(resized, latent)
         for mask in masks if given or not calls.own else ():
             value = mask.value
-            if mask.derived and (value.shape[0], value.shape[-1]) == (samples, tokens):
+            if mask.derived and value.shape[:1] + value.shape[-1:] == (samples, tokens):
                 seen = real_tokens(mask).reshape(samples, -1, tokens).any(1)
                 return layout.flatten_mask(seen, latent)
         if given:

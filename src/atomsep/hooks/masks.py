@@ -185,14 +185,21 @@ class MaskTap:
             if self.wraps or all(mask.sure for mask in around):
                 return around
             return tuple([mask for mask in around if mask.sure])
+        if not isinstance(value, Tensor) and not (self.own or self.wraps):
+            return around  # for attentions of several kinds
         known = any(mask.value is value for mask in around)
         derived = not (self.own or self.wraps or _is_mask(value, alone=len(around) == 0))
-        if (derived or (known and self.sure)) and not all(mask.sure for mask in around):
-            # The mask that it was made from belongs here as well.
-            around = tuple([Mask(m.value, m.argument, m.derived, True, m.cached) for m in around])
+        cached = any(self._get(name, args, kwargs) is not None for name in self.caches)
+        confirms = derived or (known and self.sure)  # what is around belongs here as well
+        if cached or (confirms and not all(mask.sure for mask in around)):
+            around = tuple(
+                [
+                    Mask(m.value, m.argument, m.derived, m.sure or confirms, m.cached or cached)
+                    for m in around
+                ]
+            )
         if known:
             return around
-        cached = any(self._get(name, args, kwargs) is not None for name in self.caches)
         return (Mask(value, self.source, derived, self.sure or derived, cached), *around)
 
     def _get(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -216,15 +223,16 @@ def _keys_of_attention(module: nn.Module, places: Mapping[str, int]) -> tuple[st
     """The arguments of an attention for its own tokens and for those that it attends to."""
     if isinstance(module, nn.MultiheadAttention):
         return "query", "key"
-    if "encoder_attention_mask" in places:
-        return None  # attention_mask is that of its own tokens
+    kind = type(module).__name__.lower()
+    if not ("attention" in kind or "attn" in kind) or "encoder_attention_mask" in places:
+        return None
     keys = [name for name in ("key_value_states", "encoder_hidden_states") if name in places]
     return (next(iter(places)), keys[0]) if keys else None
 
 
-def _is_mask(value: Any, alone: bool) -> bool:
+def _is_mask(value: Tensor, alone: bool) -> bool:
     """Whether a mask is one of tokens, not what a model made of it for its attention."""
-    if not isinstance(value, Tensor) or value.dim() not in (2, 3):
+    if value.dim() not in (2, 3):
         return False
     return not value.is_floating_point() or (alone and value.dim() == 2)
 
