@@ -68,23 +68,22 @@ class MaskFit:
     def _resized(self, mask: Mask, tokens: int) -> Tensor | None:
         """A mask of the model's input for what its convolutions turn it into."""
         length = mask.value.shape[1]
-        found = self.options.get((length, tokens), False)
-        if found is False or torch.compiler.is_compiling():
-            found = next(
-                (
-                    (module, options)
-                    for module in self.resizing
-                    for options in _ways_to_call(module)
-                    if _lengths(module, torch.tensor([length]), options) == tokens
-                ),
-                None,
-            )
-            self.options[length, tokens] = found
-        if not found:
+        if (length, tokens) not in self.options:
+            self.options[length, tokens] = self._find_resizing(length, tokens)
+        found = self.options[length, tokens]
+        if found is None:
             return None
         module, options = found
-        lengths = getattr(module, _LENGTHS)(real_tokens(mask).sum(1), **options)
-        return torch.arange(tokens, device=lengths.device) < lengths[:, None]
+        lengths: Tensor = getattr(module, _LENGTHS)(real_tokens(mask).sum(1), **options)
+        return torch.arange(tokens, device=lengths.device) < lengths.unsqueeze(1)
+
+    def _find_resizing(self, length: int, tokens: int) -> tuple[nn.Module, dict[str, Any]] | None:
+        """The module whose formula turns a length into so many tokens, and how to call it."""
+        for module in self.resizing:
+            for options in _ways_to_call(module):
+                if _lengths(module, torch.tensor([length]), options) == tokens:
+                    return module, options
+        return None
 
 
 def fits(mask: Mask, layout: Layout, latent: Tensor) -> bool:
