@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from masked_models import check, drawn, lengths
-from test_mask_models import SMALL, numbers, words
+from masked_models import SMALL, check, drawn, lengths, numbers, words
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -109,6 +108,31 @@ def test_low_rank_adapters_around_a_model() -> None:
     check(model, layer, lambda: model(words(7), MASK), MASK)
 
 
+class Remembering(nn.Module):
+    """A model around one that keeps a cache, which only the latter names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import transformers
+
+        config = transformers.GPT2Config(vocab_size=30, n_embd=8, n_layer=1, n_head=2)
+        self.words = drawn(transformers.GPT2Model(config))
+
+    def forward(self, ids: Tensor, attention_mask: Tensor, **options: Any) -> Any:
+        return self.words(ids, attention_mask=attention_mask, **options)
+
+
+@torch.no_grad()
+def test_a_mask_that_covers_the_tokens_of_a_cache() -> None:
+    model, mask = Remembering().eval(), lengths(7, 4, 2, length=7).flip(1)
+    attachment = atomsep.attach(model, "words.h.0", layout="channels_last")
+    first = model(words(7)[:, :5], mask[:, :5], use_cache=True)
+    assert torch.equal(attachment.importance == 0, mask[:, :5] == 0)
+    mask[1, -1] = 0
+    model(words(7)[:, 5:], mask, past_key_values=first.past_key_values)
+    assert torch.equal(attachment.importance == 0, mask[:, 5:] == 0)
+
+
 class Two(nn.Module):
     """Text and images, and a layer that could belong to either."""
 
@@ -141,12 +165,12 @@ class Block(nn.Module):
         super().__init__()
         self.mix = nn.Linear(8, 8)
 
-    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, attention_mask: Any = None) -> Tensor:
         return self.mix(hidden).tanh()
 
 
 class Nest(nn.Module):
-    """Hands its block no mask, the mask itself, or what its attention would use."""
+    """Hands its block no mask, the mask itself, or what its attention uses."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -155,17 +179,21 @@ class Nest(nn.Module):
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
         if self.kind == "additive":
             return self.block(x, ((attention_mask - 1.0) * 1e9)[:, None, None])
+        if self.kind == "several":
+            return self.block(x, {"full": attention_mask, "sliding": attention_mask})
         return self.block(x, attention_mask if self.kind == "same" else None)
 
 
-@pytest.mark.parametrize("kind", ["none", "same", "additive"])
+@pytest.mark.parametrize("kind", ["none", "same", "additive", "several"])
 def test_a_compiled_model_in_one_graph(kind: str) -> None:
     model, x = drawn(Nest(kind)), numbers(7, 8)
     attachment = atomsep.attach(model, "block.mix", weight=1.0)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, backend=counter, fullgraph=True)
     for mask in (MASK, MASK.flip(0), MASK):
-        expected = atomsep.AtomLoss()(nn.functional.linear(x, *model.block.mix.parameters()), mask.bool())
+        expected = atomsep.AtomLoss()(
+            nn.functional.linear(x, *model.block.mix.parameters()), mask.bool()
+        )
         compiled(x, mask)
         torch.testing.assert_close(attachment.loss(), expected)
         assert torch.equal(attachment.importance == 0, mask == 0)

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from masked_models import check, drawn, lengths
-from test_mask_models import SMALL, numbers, words
+from masked_models import SMALL, check, drawn, lengths, numbers, words
 from torch import Tensor
 
 import atomsep
@@ -87,6 +86,9 @@ def test_whisper_whose_encoder_gets_no_mask() -> None:
         check(model, "encoder.conv1", run, mask, channels_first, **conv)
         check(model, "encoder.layers.0", run, lengths(6, 4, 3, length=6), mask=named)
     check(model, "decoder.layers.0", run, own)
+    decoder, seen = model.decoder, numbers(6, 8)
+    alone = lambda: decoder(words(6), own, encoder_hidden_states=seen, use_cache=False)  # noqa: E731
+    check(decoder, "layers.0", alone, own)
 
 
 def test_windows_that_lengthen_the_tokens() -> None:

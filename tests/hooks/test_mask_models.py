@@ -6,23 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from masked_models import check, drawn, lengths
-from torch import Tensor
-
-SMALL: dict[str, Any] = {
-    "vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "intermediate_size": 16, "max_position_embeddings": 40, "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}  # fmt: skip
-
-
-def words(length: int, seed: int = 1) -> Tensor:
-    return torch.randint(2, 30, (3, length), generator=torch.Generator().manual_seed(seed))
-
-
-def numbers(*shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(2)
-    return torch.randn(3, *shape, generator=generator, dtype=torch.float64)
+from masked_models import SMALL, check, drawn, lengths, numbers, words
 
 
 @pytest.mark.parametrize("given", ["keyword", "position", "float"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
-from masked_models import check, drawn, lengths
-from test_mask_models import numbers
+from masked_models import check, drawn, lengths, numbers
 from torch import Tensor, nn
 
 import atomsep
@@ -95,7 +95,9 @@ def test_an_attention_masks_its_keys() -> None:
 @pytest.mark.parametrize("mask", [None, False])
 def test_nested_tensors_of_the_fast_path(mask: Any) -> None:
     """In eval mode without gradients, layers hand on a nested tensor."""
-    model, slow, x = encoder(nested=True).eval(), encoder().eval(), numbers(5, 8)
+    model, x = encoder(nested=True).eval(), numbers(5, 8)
+    slow = copy.deepcopy(model)
+    slow.use_nested_tensor = False
     padding = PADDING.clone()
     padding[:, 4] = True  # the nested tensor is shorter than the batch
     seen: list[Tensor] = []

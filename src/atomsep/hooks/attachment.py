@@ -53,10 +53,10 @@ def attach(
         layout: "channels_first" for (M, C, H, W) and (M, C, L), "channels_last" for (M, L, C) and
             (M, H, W, C), "length_first" for (L, M, C), or "auto" to decide it in the first forward;
             `print(attachment)` then shows what was decided, and why.
-        mask: None uses the `attention_mask` that the model is called with, a name uses the
-            argument of that name, a callable `(args, kwargs) -> mask` computes the mask from the
-            model's arguments, and False uses no mask. Masks are true on real tokens and have shape
-            `(M, L)` or `(M, H, W)`.
+        mask: None uses the `attention_mask` or `key_padding_mask` of the calls around the layer, a
+            name uses the argument of that name, a callable `(args, kwargs) -> mask` computes the
+            mask from the model's arguments, and False uses no mask. Masks have shape `(M, L)` or
+            `(M, H, W)` and are true on real tokens; a `key_padding_mask` is true on padding.
         select: index or key of the tensor if the layer returns a tuple or a mapping.
         skip_tokens: number of tokens in front to leave out, or "auto" for the class, distillation
             and register tokens of a vision transformer.

@@ -40,11 +40,11 @@ class MaskFit:
             ValueError: there is a mask, but none for these tokens.
             TypeError: it is not a mask.
         """
+        for mask in calls.masks:
+            if mask.sure and not mask.derived and fits(mask, layout, latent):
+                return layout.flatten_mask(real_tokens(mask), latent)
         masks = [mask for mask in calls.masks if mask.sure]
         given = [mask for mask in masks if not mask.derived]
-        for mask in given:
-            if fits(mask, layout, latent):
-                return layout.flatten_mask(real_tokens(mask), latent)
         samples, *sizes = layout.token_shape(latent)
         tokens = math.prod(sizes)
         for mask in given:
@@ -56,12 +56,11 @@ class MaskFit:
             resized = self._resized(mask, tokens)
             if resized is not None:
                 return layout.flatten_mask(resized, latent)
-        for mask in masks:
+        for mask in masks if given or not calls.own else ():
             value = mask.value
             if mask.derived and value.shape[:1] + value.shape[-1:] == (samples, tokens):
-                if given or not calls.own:
-                    seen = real_tokens(mask).unflatten(0, (samples, 1)).flatten(1, -2).any(1)
-                    return layout.flatten_mask(seen, latent)
+                seen = real_tokens(mask).reshape(samples, -1, tokens).any(1)
+                return layout.flatten_mask(seen, latent)
         if given:
             raise ValueError(_misfit(given[0], layout, latent))
         return None
@@ -69,23 +68,22 @@ class MaskFit:
     def _resized(self, mask: Mask, tokens: int) -> Tensor | None:
         """A mask of the model's input for what its convolutions turn it into."""
         length = mask.value.shape[1]
-        found = self.options.get((length, tokens), False)
-        if found is False or torch.compiler.is_compiling():
-            found = next(
-                (
-                    (module, options)
-                    for module in self.resizing
-                    for options in _ways_to_call(module)
-                    if _lengths(module, torch.tensor([length]), options) == tokens
-                ),
-                None,
-            )
-            self.options[length, tokens] = found
-        if not found:
+        if (length, tokens) not in self.options:
+            self.options[length, tokens] = self._find_resizing(length, tokens)
+        found = self.options[length, tokens]
+        if found is None:
             return None
         module, options = found
-        lengths = getattr(module, _LENGTHS)(real_tokens(mask).sum(1), **options)
-        return torch.arange(tokens, device=lengths.device) < lengths[:, None]
+        lengths: Tensor = getattr(module, _LENGTHS)(real_tokens(mask).sum(1), **options)
+        return torch.arange(tokens, device=lengths.device) < lengths.unsqueeze(1)
+
+    def _find_resizing(self, length: int, tokens: int) -> tuple[nn.Module, dict[str, Any]] | None:
+        """The module whose formula turns a length into so many tokens, and how to call it."""
+        for module in self.resizing:
+            for options in _ways_to_call(module):
+                if _lengths(module, torch.tensor([length]), options) == tokens:
+                    return module, options
+        return None
 
 
 def fits(mask: Mask, layout: Layout, latent: Tensor) -> bool:
@@ -96,10 +94,11 @@ def fits(mask: Mask, layout: Layout, latent: Tensor) -> bool:
     """
     if not isinstance(mask.value, Tensor):
         raise TypeError(f"the mask is a {type(mask.value).__name__}, but must be a tensor")
-    samples, *sizes = layout.token_shape(latent)
-    tokens = math.prod(sizes)
-    shapes = [(samples, *sizes), (samples, tokens), (samples, tokens - layout.skip)]
-    return tuple(mask.value.shape) in shapes
+    shape, expected = mask.value.shape, layout.token_shape(latent)
+    if shape == expected:
+        return True
+    samples, tokens = expected[0], math.prod(expected[1:])
+    return shape in ((samples, tokens), (samples, tokens - layout.skip))
 
 
 def fits_length_first(masks: Sequence[Mask], shape: Sequence[int]) -> bool:

@@ -90,27 +90,27 @@ class MaskSlot:
         shared = self.shared
         return shared if shared is not None and shared.compiled else self._own.calls
 
-    def enter(self, tap: MaskTap, masks: tuple[Mask, ...], outer: Calls | None) -> None:
+    def enter(self, tap: MaskTap, calls: Calls) -> None:
         """Note the masks at the beginning of a call."""
-        compiled = torch.compiler.is_compiling()
-        complete = tap.complete or (outer is not None and outer.complete)
-        own = tap.own or (outer is not None and outer.own)
         tap.before = None if tap.outermost else self.shared
-        self.shared = calls = Calls(masks, complete, own, compiled)
-        if not compiled:
+        tap.inside = True
+        self.shared = calls
+        if not calls.compiled:
+            own = self._own
             if tap.outermost:
-                self._own.entered.clear()  # of a call that was interrupted
-            self._own.entered.append((tap, None if tap.outermost else self._own.calls))
-            self._own.calls = calls
+                own.entered.clear()  # of a call that was interrupted
+            own.entered.append((tap, None if tap.outermost else own.calls))
+            own.calls = calls
 
     def leave(self, tap: MaskTap) -> None:
         """Go back to what was before the call."""
-        self.shared, tap.before = tap.before, None
+        if tap.inside:
+            self.shared, tap.before, tap.inside = tap.before, None, False
         if torch.compiler.is_compiling():
             return
-        entered = self._own.entered
-        if entered and entered[-1][0] is tap:
-            self._own.calls = entered.pop()[1]
+        own = self._own
+        if own.entered and own.entered[-1][0] is tap:
+            own.calls = own.entered.pop()[1]
 
 
 class MaskTap:
@@ -132,6 +132,7 @@ class MaskTap:
         self.sure, self.complete = host.sure, host.complete
         self.name = host.source if isinstance(host.source, str) else "mask"
         self.before: Calls | None = None
+        self.inside = False
         self.places = {name: place for place, name in enumerate(parameters_of(host.module))}
         self.wraps = isinstance(host.source, str) and host.source not in self.places
         self.keys = _keys_of_attention(host.module, self.places)
@@ -139,7 +140,7 @@ class MaskTap:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies start outside of any call."""
-        return {**self.__dict__, "before": None}
+        return {**self.__dict__, "before": None, "inside": False}
 
     def register(self, module: nn.Module) -> RemovableHandle:
         """Note the masks of the module's calls."""
@@ -151,11 +152,20 @@ class MaskTap:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the mask of this call."""
-        if self.slot.switch.on():
-            refuse_replica(module)
-            outer = None if self.outermost else self.slot.calls
-            around = () if outer is None else outer.masks
-            self.slot.enter(self, self._masks(args, kwargs, around), outer)
+        slot = self.slot
+        if not slot.switch.on():
+            return
+        refuse_replica(module)
+        outer = None if self.outermost else slot.calls
+        masks = self._masks(args, kwargs, () if outer is None else outer.masks)
+        compiled = torch.compiler.is_compiling()
+        if outer is None:
+            slot.enter(self, Calls(masks, self.complete, self.own, compiled))
+            return
+        complete = self.complete or outer.complete
+        # Where nothing changes there is nothing to note; a graph cannot compare tuples.
+        if compiled or masks is not outer.masks or complete is not outer.complete:
+            slot.enter(self, Calls(masks, complete, self.own or outer.own, compiled))
 
     def end(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forget it."""
@@ -168,18 +178,28 @@ class MaskTap:
         if not isinstance(self.source, str):
             value = self.source(args, kwargs)
             return () if value is None else (Mask(value, "mask"),)
-        if self._attends_elsewhere(args, kwargs):
+        if self.keys is not None and self._attends_elsewhere(*self.keys, args, kwargs):
             return around
         value = self._get(self.source, args, kwargs)
         if value is None:
-            return around if self.wraps else tuple([mask for mask in around if mask.sure])
-        known = any([mask.value is value for mask in around])
+            if self.wraps or all(mask.sure for mask in around):
+                return around
+            return tuple([mask for mask in around if mask.sure])
+        if not isinstance(value, Tensor) and not (self.own or self.wraps):
+            return around  # for attentions of several kinds
+        known = any(mask.value is value for mask in around)
         derived = not (self.own or self.wraps or _is_mask(value, alone=len(around) == 0))
-        if derived or (known and self.sure):  # the mask that it was made from belongs here as well
-            around = tuple([Mask(m.value, m.argument, m.derived, True, m.cached) for m in around])
+        cached = any(self._get(name, args, kwargs) is not None for name in self.caches)
+        confirms = derived or (known and self.sure)  # what is around belongs here as well
+        if cached or (confirms and not all(mask.sure for mask in around)):
+            around = tuple(
+                [
+                    Mask(m.value, m.argument, m.derived, m.sure or confirms, m.cached or cached)
+                    for m in around
+                ]
+            )
         if known:
             return around
-        cached = any(self._get(name, args, kwargs) is not None for name in self.caches)
         return (Mask(value, self.source, derived, self.sure or derived, cached), *around)
 
     def _get(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -191,27 +211,28 @@ class MaskTap:
         given = (*args, *kwargs.values())
         return next((g[name] for g in given if isinstance(g, Mapping) and name in g), None)
 
-    def _attends_elsewhere(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _attends_elsewhere(
+        self, own: str, others: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
         """Whether the mask is that of other tokens, which the module's own attend to."""
-        if self.keys is None:
-            return False
-        keys = self._get(self.keys[1], args, kwargs)
-        return keys is not None and keys is not self._get(self.keys[0], args, kwargs)
+        keys = self._get(others, args, kwargs)
+        return keys is not None and keys is not self._get(own, args, kwargs)
 
 
 def _keys_of_attention(module: nn.Module, places: Mapping[str, int]) -> tuple[str, str] | None:
     """The arguments of an attention for its own tokens and for those that it attends to."""
     if isinstance(module, nn.MultiheadAttention):
         return "query", "key"
-    if "encoder_attention_mask" in places:
-        return None  # attention_mask is that of its own tokens
+    kind = type(module).__name__.lower()
+    if not ("attention" in kind or "attn" in kind) or "encoder_attention_mask" in places:
+        return None
     keys = [name for name in ("key_value_states", "encoder_hidden_states") if name in places]
     return (next(iter(places)), keys[0]) if keys else None
 
 
-def _is_mask(value: Any, alone: bool) -> bool:
+def _is_mask(value: Tensor, alone: bool) -> bool:
     """Whether a mask is one of tokens, not what a model made of it for its attention."""
-    if not isinstance(value, Tensor) or value.dim() not in (2, 3):
+    if value.dim() not in (2, 3):
         return False
     return not value.is_floating_point() or (alone and value.dim() == 2)
 
