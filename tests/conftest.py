@@ -17,7 +17,7 @@ if not torch.cuda.is_available():
 collect_ignore = ["experiments/sweeps/toy_experiment.py"]
 """Its import registers an experiment, also when doctest searches it for examples."""
 
-pytest.register_assert_rewrite("loss_batches", "tiny_gans", "tiny_runs")
+pytest.register_assert_rewrite("loss_batches", "masked_models", "tiny_gans", "tiny_runs")
 
 # Tests press Ctrl-C, which a job in the background ignores, with all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,7 +39,9 @@ SLOW = {
     *("experiments/sweeps/test_search.py", "experiments/sweeps/test_sweep.py"),
     *(f"integrations/test_{name}.py" for name in ("hugging_face", "lightning")),
     "integrations/test_sentence_transformers.py",
-    *("hooks/test_attach_regimes.py", "hooks/test_compiled.py", "methods/test_method_registry.py"),
+    *("hooks/test_attach_regimes.py", "hooks/test_compiled.py", "hooks/test_mask_calls.py"),
+    *("hooks/test_layout_compiled.py", "hooks/test_layout_models.py"),
+    *("methods/test_method_registry.py", "cli/test_layers_command.py", "test_zoo.py"),
 }
 """Files that train, compile, interpret kernels or start processes: not part of make test-fast."""
 

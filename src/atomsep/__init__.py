@@ -11,15 +11,19 @@ if TYPE_CHECKING:
     from atomsep.core.loss import AtomLoss
     from atomsep.hooks.attachment import Attachment, attach
     from atomsep.hooks.copies import attachments
+    from atomsep.hooks.layers import Layer, Layers, layers
     from atomsep.hooks.watch import AtomWarning
 
 __all__ = [
     "AtomLoss",
     "AtomWarning",
     "Attachment",
+    "Layer",
+    "Layers",
     "attach",
     "attachments",
     "functional",
+    "layers",
     "use_kernels",
 ]
 __version__ = "0.1.0"
@@ -28,8 +32,11 @@ _HOMES = {
     "AtomLoss": "core.loss",
     "AtomWarning": "hooks.watch",
     "Attachment": "hooks.attachment",
+    "Layer": "hooks.layers",
+    "Layers": "hooks.layers",
     "attach": "hooks.attachment",
     "attachments": "hooks.copies",
+    "layers": "hooks.layers",
     "use_kernels": "core.backend",
 }
 

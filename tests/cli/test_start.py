@@ -17,11 +17,13 @@ HEAVY = ("torch", "lightning", "transformers", "torchvision", "sklearn", "scipy"
 CALLS = {
     "--help": 0,
     "train --help": 0,
+    "layers --help": 0,
     "--version": 0,
     "list": 0,
     "list flowers": 0,
     "tarin": 2,
     "train": 2,
+    "layers": 2,
     "train sythetic": 1,
     "train synthetic --method atmo": 1,
     "train synthetic --set epocs=1": 1,

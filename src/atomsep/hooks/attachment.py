@@ -27,7 +27,7 @@ from atomsep.hooks.arguments import (
 from atomsep.hooks.losses import mean_of
 from atomsep.hooks.maps import UNTRAINED, MapsWatch
 from atomsep.hooks.marks import mark, unmark
-from atomsep.hooks.masks import MaskSource
+from atomsep.hooks.mask_hosts import MaskSource
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.switch import Switch
 from atomsep.hooks.taking import check_loss, take_loss
@@ -45,7 +45,7 @@ def attach(
     layout: Axes | Literal["auto"] = "auto",
     mask: MaskSource = None,
     select: Key = None,
-    skip_tokens: int = 0,
+    skip_tokens: int | Literal["auto"] = "auto",
     watch_gradients: bool = False,
     runs: Runs | None = None,
     missing: Absent = "error",
@@ -66,13 +66,15 @@ def attach(
             gradients yourself in data-parallel training.
         weight: factor of the loss; can be changed during training.
         layout: "channels_first" for (M, C, H, W) and (M, C, L), "channels_last" for (M, L, C) and
-            (M, H, W, C), "length_first" for (L, M, C), or "auto" to infer it where it is certain.
-        mask: None uses the `attention_mask` that the model is called with, a name uses the
-            argument of that name, a callable `(args, kwargs) -> mask` computes the mask from the
-            model's arguments, and False uses no mask. Masks are true on real tokens and have shape
-            `(M, L)` or `(M, H, W)`.
+            (M, H, W, C), "length_first" for (L, M, C), or "auto" to decide it in the first forward;
+            `print(attachment)` then shows what was decided, and why.
+        mask: None uses the `attention_mask` or `key_padding_mask` of the calls around the layer, a
+            name uses the argument of that name, a callable `(args, kwargs) -> mask` computes the
+            mask from the model's arguments, and False uses no mask. Masks have shape `(M, L)` or
+            `(M, H, W)` and are true on real tokens; a `key_padding_mask` is true on padding.
         select: index or key of the tensor if the layer returns a tuple or a mapping.
-        skip_tokens: number of class tokens in front to leave out.
+        skip_tokens: number of tokens in front to leave out, or "auto" for the class, distillation
+            and register tokens of a vision transformer.
         watch_gradients: whether `stats` shows how strong the loss's gradient is against the
             task's; can be changed at any step. It costs a copy of the gradient.
         runs: which runs count if a layer runs several times before `loss()`: "last", or "mean" for
@@ -101,8 +103,6 @@ def attach(
         torch.Size([4, 5])
         >>> attachment.detach()
     """
-    if skip_tokens < 0:
-        raise ValueError(f"skip_tokens must be at least 0, not {skip_tokens}")
     conduct = check_conduct(runs, missing, in_eval)
     attachment = Attachment(model, check_loss_argument(loss), weight, conduct)
     attachment.watch_gradients = watch_gradients
@@ -279,7 +279,12 @@ class Attachment:
 
     def __repr__(self) -> str:
         state = "" if self.active else ", detached"
-        return f"Attachment(layers={self.layers}, weight={self.weight:g}{state}, {self.criterion})"
+        lines = [
+            f"Attachment(layers={self.layers}, weight={self.weight:g}{state}, {self.criterion})"
+        ]
+        for tap in self._taps:
+            lines.append(f"  {tap.name}: {tap.reader.layout.describe(tap.forwards.last.read_as)}")
+        return "\n".join(lines)
 
     def _add(self, reader: LayerReader) -> None:
         tap = LayerTap(self, reader)

@@ -11,7 +11,7 @@ WITHOUT_GRADIENTS = (
     "first), or inside reentrant activation checkpointing (pass use_reentrant=False to "
     "torch.utils.checkpoint)"
 )
-NESTED = "returned a nested tensor, which gives no importance, loss or stats"
+NESTED = "returned a nested tensor in training, which gives no importance, loss or stats"
 TRANSFORMED = (
     "ran inside a torch.func transform or forward-mode AD, which gives no importance or stats; "
     "call loss() inside the transformed function"

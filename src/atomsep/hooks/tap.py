@@ -31,6 +31,7 @@ from atomsep.hooks.strength import Strength
 from atomsep.hooks.switch import Hook
 from atomsep.hooks.targets import put_tensor
 from atomsep.hooks.watch import Watch
+from atomsep.hooks.witnesses import Undecided
 
 if TYPE_CHECKING:
     from atomsep.hooks.attachment import Attachment
@@ -67,21 +68,39 @@ class LayerTap(Hook):
             return None
         refuse_replica(module)
         key, latent = self.reader.pick(output)
-        if latent.is_nested:  # from the fast path of nn.TransformerEncoder, only in eval mode
-            held = self.forwards.write()
-            held.charge, held.training, held.idle_reason = None, False, reasons.NESTED
+        if latent.is_nested:
+            self._look_at_nested(latent)
             return None
-        layout = self.reader.layout(latent)
         training = torch.is_grad_enabled() and self.attachment.model.training
+        try:
+            layout = self.reader.layout(latent)
+        except Undecided as error:
+            if training:
+                raise
+            held = self.forwards.write()
+            held.charge, held.training = None, False
+            held.idle_reason = f"has no layout yet: {error}"
+            return None
         if training and _in_backward():
             return put_tensor(output, key, self._recompute(latent, layout))
-        mask = self.reader.mask(layout, latent, training=training)
+        mask = self.reader.mask(layout, latent)
         held = self.forwards.write()
         held.read_as = (layout, tuple(latent.shape))
         if not training:
             self._look(held, latent, layout, mask)
             return None
         return put_tensor(output, key, self._measure(held, module, args, latent, layout, mask))
+
+    def _look_at_nested(self, nested: Tensor) -> None:
+        """The same for what the fast path of nn.TransformerEncoder hands on, in eval mode."""
+        held = self.forwards.write()
+        if torch.is_grad_enabled() and self.attachment.model.training:
+            held.charge, held.training, held.idle_reason = None, False, reasons.NESTED
+            return
+        latent, mask = self.reader.unpack(nested)
+        layout = self.reader.layout(latent)
+        held.read_as = (layout, tuple(latent.shape))
+        self._look(held, latent, layout, layout.flatten_mask(mask, latent))
 
     def _look(self, held: Held, latent: Tensor, layout: Layout, mask: Tensor | None) -> None:
         """Read importance and statistics; there is no loss."""

@@ -142,8 +142,9 @@ def _no_match(entry: str | nn.Module, names: list[str]) -> str:
 def pick_tensor(output: Any, select: Key, name: str) -> tuple[Key, Tensor]:
     """The latent in a layer's output, and its key there.
 
-    Without `select`, the output is the latent if it is a tensor. In a tuple, list or mapping it is
-    the only floating-point tensor with at least three axes.
+    Without `select`, the output is the latent if it is a tensor. Otherwise a latent is a
+    floating-point tensor with at least three axes: the first entry of a tuple or mapping, as in
+    recurrent, attention and Hugging Face layers, `last_hidden_state`, or the only one there is.
 
     Raises:
         ValueError: there is no such tensor or more than one, or `select` finds none.
@@ -171,6 +172,10 @@ def pick_tensor(output: Any, select: Key, name: str) -> tuple[Key, Tensor]:
         for key, value in entries.items()
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 3
     ]
+    first = [] if isinstance(output, list) else list(entries)[:1]
+    for key in ("last_hidden_state", *first):
+        if key in fitting:
+            return key, entries[key]
     if len(fitting) != 1:
         raise ValueError(
             f"layer {name!r} returns a {type(output).__name__} with {_describe(entries)}; "
