@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from atomsep.hooks.switch import Switch
+from atomsep.hooks.switch import MethodHook, Switch
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -49,8 +49,8 @@ class ModelInput:
     def listen(self, model: nn.Module) -> list[RemovableHandle]:
         """Register both hooks; the second runs also if the model raises."""
         return [
-            model.register_forward_pre_hook(self._note, with_kwargs=True),
-            model.register_forward_hook(self._forget, always_call=True),
+            model.register_forward_pre_hook(MethodHook(self._note), with_kwargs=True),
+            model.register_forward_hook(MethodHook(self._forget), always_call=True),
         ]
 
     def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from atomsep.hooks.mask_hosts import Host, parameters_of
-from atomsep.hooks.switch import Hook, Switch
+from atomsep.hooks.switch import Hook, MethodHook, Switch
 
 
 class Mask(NamedTuple):
@@ -148,7 +148,7 @@ class MaskTap(Hook):
 
     def register_end(self, module: nn.Module) -> RemovableHandle:
         """Forget them when a call ends, also by an error."""
-        return module.register_forward_hook(self.end, always_call=True)
+        return module.register_forward_hook(MethodHook(self.end), always_call=True)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the mask of this call."""

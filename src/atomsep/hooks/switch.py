@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,3 +47,14 @@ class Hook:
             "torch.jit.script, and attach again afterwards. (torch.jit.trace, torch.onnx.export "
             "and torch.export leave the hooks out by themselves.)"
         )
+
+
+class MethodHook(Hook):
+    """A method as a hook."""
+
+    def __init__(self, method: Callable[..., None]) -> None:
+        self.method = method
+
+    def __call__(self, *arguments: Any) -> None:
+        """Call the method."""
+        self.method(*arguments)
