@@ -93,12 +93,11 @@ class LayoutFinder:
             decision = self.witnesses.decide(latent, graph=graph)
         if decision.axes == "length_first" and len(shape) != 3:
             raise ValueError(f'layout="length_first" means (L, M, C), but {name!r} gives {shape}')
-        layout = Layout(decision.axes)
-        tokens = math.prod(layout.token_shape(latent)[1:])
+        tokens = math.prod(Layout(decision.axes).token_shape(latent)[1:])
         skip = self._skip(tokens, len(shape), decision.axes)
-        if skip is None:
+        if skip is None and not torch.compiler.is_compiling():
             decision = replace(decision, why=f"{decision.why} ({_UNSURE})")
-        layout = replace(layout, skip=skip or 0)
+        layout = Layout(decision.axes, skip or 0)
         if layout.skip >= tokens > 0:
             raise ValueError(
                 f"skip_tokens={layout.skip} leaves no tokens: layer {name!r} gives shape {shape}, "
