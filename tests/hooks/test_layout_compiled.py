@@ -109,6 +109,7 @@ def test_what_an_uncompiled_forward_decided_counts() -> None:
 def test_a_compiled_part_stops_the_walk() -> None:
     model = Tokens()
     model.block.compile(backend="aot_eager")
+    model(images(4))
     atomsep.attach(model, "activation")
     with pytest.raises(ValueError, match="not certain"):
         model(images(4))
