@@ -113,7 +113,8 @@ class LayoutFinder:
         known = dim in self.skipped and torch.compiler.is_compiling()
         if known or not self.input.shapes:
             return self.skipped.get(dim, 0)
-        return self.prefix.of(tokens, self.input.images)
+        images = self.input.images
+        return self.prefix.of(tokens, images, other_inputs=len(images) < len(self.input.shapes))
 
     def describe(self, read_as: tuple[Layout, tuple[int, ...]] | None = None) -> str:
         """What was decided for the last new shape, and why.
