@@ -60,7 +60,7 @@ def test_a_model_that_is_compiled_from_the_start(lengthwise: bool) -> None:
         torch.testing.assert_close(attachment.importance, expected.importance)
     assert counter.frame_count == 1
     axes = "length_first (L, M, C)" if lengthwise else "channels_last (M, L, C)"
-    assert f"block: {axes} without the first 1 token, while compiling" in repr(attachment)
+    assert f"block: {axes} without the first token, while compiling" in repr(attachment)
 
 
 class Words(nn.Module):

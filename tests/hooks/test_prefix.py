@@ -53,8 +53,8 @@ def test_the_tokens_in_front_are_left_out(
     left = latent.shape[1] - count
     assert attachment.importance.shape == (2, left)
     torch.testing.assert_close(attachment.loss(), atomsep.AtomLoss()(latent[:, -left:]))
-    shown = f" without the first {count} token" in repr(attachment)
-    assert shown == (count > 0)
+    number = "token," if count == 1 else f"{count} tokens,"
+    assert (f" without the first {number}" in repr(attachment)) == (count > 0)
 
 
 def test_a_number_that_is_passed_counts() -> None:

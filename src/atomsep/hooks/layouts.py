@@ -138,5 +138,6 @@ class LayoutFinder:
         }[layout.axes]
         skipped = ""
         if layout.skip:
-            skipped = f" without the first {layout.skip} token{'s' if layout.skip > 1 else ''}"
+            number = "token" if layout.skip == 1 else f"{layout.skip} tokens"
+            skipped = f" without the first {number}"
         return f"{layout.axes} ({', '.join(letters)}){skipped}, {why}"
