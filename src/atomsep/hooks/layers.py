@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from atomsep.core.layout import Axes
-from atomsep.hooks.attachment import _unwrapped
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.recommendation import Recommendation
+from atomsep.hooks.targets import unwrap
 from atomsep.hooks.watch import AtomWarning
 
 _SIGNED = 0.25
@@ -136,7 +136,7 @@ def layers(model: nn.Module, example_batch: Any) -> Layers:
         2      (4, 8, 12, 12)  channels_first  144     8                  rectified
         recommended: 1 (the layer before the first activation, nearest to the data)
     """
-    model = _unwrapped(model)
+    model = unwrap(model)
     search = _Search(model)
     with warnings.catch_warnings(), search.hooked(), _unchanged(model), torch.enable_grad():
         warnings.simplefilter("ignore", AtomWarning)  # a layer's, which nobody has attached to yet
