@@ -96,7 +96,7 @@ class MethodOnLayer:
 
     @property
     def strength(self) -> Any:
-        """The norms that the last step measured, for a graph to keep."""
+        """What the last step measured, for a graph to keep."""
         return None if self.binding is None else self.binding.strength
 
     @strength.setter
@@ -108,6 +108,11 @@ class MethodOnLayer:
     def gradient_shares(self) -> dict[str, float]:
         """Norms of the method's gradient over the task's in the last step that was watched."""
         return {} if self.binding is None else self.binding.gradient_shares
+
+    @property
+    def stats(self) -> dict[str, float]:
+        """Statistics of the last step; waits for the device. Empty for methods without any."""
+        return {} if self.binding is None else self.binding.stats
 
     def state_dict(self) -> dict[str, Any]:
         """The method's state, which is all that a resumed run needs."""

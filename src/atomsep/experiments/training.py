@@ -173,14 +173,14 @@ class Loop:
                 f"rate or the weight"
             )
 
-    def _shares(self) -> dict[str, float]:
-        """How strong the method's gradient was in the last step; empty unless all are finite."""
-        shares = {} if self.task.on_layer is None else self.task.on_layer.gradient_shares
-        finite = all(map(math.isfinite, shares.values()))
-        return {name: round(share, 7) for name, share in shares.items()} if finite else {}
+    def _measured(self, what: str) -> dict[str, float]:
+        """What the method measured in the last step; empty unless all numbers are finite."""
+        found = {} if self.task.on_layer is None else getattr(self.task.on_layer, what)
+        finite = all(map(math.isfinite, found.values()))
+        return {name: round(value, 7) for name, value in found.items()} if finite else {}
 
     def _report_strength(self) -> None:
-        self.about["strength_at_start"] = shares = self._shares()
+        self.about["strength_at_start"] = shares = self._measured("gradient_shares")
         if shares:
             self.listener.strength(shares)
 
@@ -240,7 +240,8 @@ class Loop:
 
     def _end_line(self, start: float, board: Any) -> None:
         """Write the mean losses since the last line, and evaluate if it is time to."""
-        step, losses, metrics = self._done(), {**self.meter.means(), **self._shares()}, {}
+        step, metrics = self._done(), {}
+        losses = self.meter.means() | self._measured("stats") | self._measured("gradient_shares")
         line: dict[str, Any] = {"epoch": self.epoch + 1, "step": step, **losses}
         if step in self.evaluations:
             line["metrics"] = metrics = self.task.evaluate()
