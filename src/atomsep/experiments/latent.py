@@ -9,10 +9,38 @@ import torch
 from torch import Tensor, nn
 
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.settings import Settings
 from atomsep.experiments.task import Context
 from atomsep.hooks.axes import feature_widths
 from atomsep.hooks.targets import find_layers
 from atomsep.methods import Binding, Method, make_method
+
+
+def bind(
+    name: str, model: nn.Module, settings: Settings, seed: int, features: int = 0
+) -> tuple[Method, Binding]:
+    """A method by its name, on the layer that the settings name; "plain" is not one.
+
+    Args:
+        name: name of the method.
+        model: the model.
+        settings: name the layer, the weight and the method's options.
+        seed: seed of the run.
+        features: the layer's number of features, where the layer itself does not tell.
+
+    Raises:
+        ExperimentError: the layer, the method or an option does not exist, or a value does not fit.
+    """
+    layer, layout, weight = settings.layer, settings.layout, settings.weight
+    try:
+        layers = find_layers(model, layer).values()
+        widths = {width for each in layers for width in feature_widths(each)}
+        width = widths.pop() if len(widths) == 1 else max(features, 1)
+        method = make_method(name, features=width, seed=seed, **settings.method)
+        assert method is not None  # only "plain" has none
+        return method, method.bind(model, layer, weight=weight or 0.0, layout=layout)
+    except (ValueError, TypeError) as error:
+        raise ExperimentError(str(error)) from error
 
 
 class MethodOnLayer:
@@ -41,18 +69,7 @@ class MethodOnLayer:
         self.binding: Binding | None = None
         if context.method == "plain":
             return
-        layer, layout, weight = settings.layer, settings.layout, settings.weight
-        try:
-            layers = find_layers(model, layer).values()
-            widths = {width for each in layers for width in feature_widths(each)}
-            width = widths.pop() if len(widths) == 1 else max(features, 1)
-            method = make_method(
-                context.method, features=width, seed=context.seed, **settings.method
-            )
-            assert method is not None  # only "plain" has none
-            self.binding = method.bind(model, layer, weight=weight, layout=layout)
-        except (ValueError, TypeError) as error:
-            raise ExperimentError(str(error)) from error
+        method, self.binding = bind(context.method, model, settings, context.seed, features)
         self.method = method.to(self.fabric.device)
         learned = list(method.parameters())
         if learned:

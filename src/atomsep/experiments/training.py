@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from atomsep.experiments.atoms_file import MOST, write_atoms
 from atomsep.experiments.board import has_tensorboard, tensorboard
+from atomsep.experiments.entry_points import IMPORTED
 from atomsep.experiments.errors import ExperimentError, StoppedError
 from atomsep.experiments.files import write_state, write_text
 from atomsep.experiments.machine import Machine, make_fabric
@@ -88,7 +90,7 @@ def train(
                 listener=listener,
             )
         )
-        about = {**key.record(), **provenance()}
+        about = {**key.record(), **task.describe(), "imports": list(IMPORTED), **provenance()}
         if fabric.is_global_zero:
             write_text(run.config, json.dumps(about, indent=2) + "\n")
         return Loop(task, key, run, fabric, machine, listener, about).run_to_end()
@@ -272,7 +274,7 @@ class Loop:
             name: round(sum(each[name] for each in last) / len(last), 7) for name in last[-1]
         }
         metrics |= self.task.evaluate_once()
-        files = self.task.finish() if self.fabric.is_global_zero else []
+        files = self._leave() if self.fabric.is_global_zero else []
         result = {
             **self.about,
             "metrics": metrics,
@@ -287,6 +289,12 @@ class Loop:
             write_text(self.run.result, json.dumps(result, indent=2) + "\n")
             self.run.checkpoint.unlink(missing_ok=True)
         return result
+
+    def _leave(self) -> list[Path]:
+        """Write the task's files, and some samples with their charges."""
+        files, atoms = self.task.finish(), self.task.atoms(MOST)
+        written = None if atoms is None else write_atoms(self.run.folder, atoms)
+        return files + ([] if written is None else [written])
 
 
 @contextmanager
