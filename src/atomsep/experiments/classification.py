@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from atomsep.experiments.atoms_file import Atoms
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.graphs import replayed
-from atomsep.experiments.latent import MethodOnLayer
+from atomsep.experiments.latent import MethodOnLayer, read_importance
 from atomsep.experiments.loading import Batch, Feed
 from atomsep.experiments.optimisers import set_rate
 from atomsep.experiments.predicting import Shown, as_atoms, evaluated_logits, logits_of, predict
@@ -189,7 +190,7 @@ class Classification(Task):
             samples,
             fabric=self.fabric,
             model=self.inner,
-            importance=lambda: binding.importance,
+            importance=partial(read_importance, binding),
             classes=self.shown.classes,
             batch=self.batch,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from atomsep.experiments.settings import Settings
 from atomsep.experiments.task import Context
 from atomsep.hooks.axes import feature_widths
 from atomsep.hooks.targets import find_layers
+from atomsep.hooks.watch import AtomWarning
 from atomsep.methods import Binding, Method, make_method
 
 
@@ -41,6 +43,19 @@ def bind(
         return method, method.bind(model, layer, weight=weight or 0.0, layout=layout)
     except (ValueError, TypeError) as error:
         raise ExperimentError(str(error)) from error
+
+
+def read_importance(binding: Binding | None) -> Any:
+    """The importance of the last forward; None if the method or the layer has none.
+
+    A layer may have a loss but no importance: where it does not run in eval mode, or returns a
+    nested tensor there. A warning then says why, and does not end a run.
+    """
+    try:
+        return None if binding is None else binding.importance
+    except RuntimeError as error:
+        warnings.warn(f"there is no importance to show: {error}", AtomWarning, stacklevel=2)
+        return None
 
 
 class MethodOnLayer:

@@ -50,8 +50,8 @@ class Inputs(ABC):
         """What `config.json` must hold, so that the inputs can be made again."""
         return {}
 
-    def save(self, folder: Path, model: nn.Module) -> None:
-        """Write what is too large for `config.json` into the folder of a run."""
+    def save(self, folder: Path, model: nn.Module) -> None:  # noqa: B027
+        """Write what is too large for `config.json` into the folder of a run; often nothing."""
 
 
 @dataclass(frozen=True, eq=False)

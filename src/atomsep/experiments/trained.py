@@ -1,14 +1,11 @@
-"""Finished runs to work with: the trained model with its attachment, ready to use.
-
-run = atomsep.load_run("runs/flowers/atom-1a2b3c4d/seed-0")
-[prediction] = run.predict(["rose.jpg"])
-"""
+"""Finished runs to work with: the trained model with its method, ready to use."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +14,7 @@ from torch import nn
 
 from atomsep.experiments.entry_points import import_extensions
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.latent import bind
+from atomsep.experiments.latent import bind, read_importance
 from atomsep.experiments.machine import Machine, make_fabric
 from atomsep.experiments.predicting import Inputs, Prediction, predict
 from atomsep.experiments.registry import find_experiment
@@ -199,13 +196,12 @@ class TrainedClassifier(TrainedRun):
             TypeError: a sample is of another kind.
             ValueError: a sample has another shape.
         """
-        binding = self.binding
         return predict(
             self.inputs,
             samples,
             fabric=self.fabric,
             model=self.model,
-            importance=lambda: None if binding is None else binding.importance,
+            importance=partial(read_importance, self.binding),
             classes=self.classes,
             batch=self.settings.batch,
             progress=progress,

@@ -11,8 +11,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from atomsep.experiments.atoms_file import MOST, write_atoms
-from atomsep.experiments.board import has_tensorboard, tensorboard
+from atomsep.experiments.board import SHOWN, Board, has_tensorboard, tensorboard
 from atomsep.experiments.entry_points import IMPORTED
 from atomsep.experiments.errors import ExperimentError, StoppedError
 from atomsep.experiments.files import write_state, write_text
-from atomsep.experiments.machine import Machine, make_fabric
+from atomsep.experiments.machine import Machine, make_fabric, same_threads
 from atomsep.experiments.progress import Listener, Meter, interruptible
 from atomsep.experiments.provenance import provenance
 from atomsep.experiments.randomness import seed_step
@@ -71,7 +70,7 @@ def train(
     with (
         run.locked() if fabric.is_global_zero else nullcontext(),
         torch.random.fork_rng(devices=devices),
-        _same_threads(),
+        same_threads(),
     ):
         # Another process may have finished the run before this one got the lock.
         result = fabric.broadcast(run.read_result() if fabric.is_global_zero else None)
@@ -134,7 +133,7 @@ class Loop:
                 self.epoch, self.step = self.epoch + 1, 0
         return self._finish(start)
 
-    def _train_epoch(self, start: float, stop: threading.Event, board: Any) -> None:
+    def _train_epoch(self, start: float, stop: threading.Event, board: Board) -> None:
         task, seed, read = self.task, self.key.seed, time.monotonic()
         seen, since = 0, read
         # With several processes, each must drop other features.
@@ -240,7 +239,7 @@ class Loop:
             self.about["strength_at_start"] = state["strength_at_start"]
         self.task.unreadable.update(state["unreadable"])
 
-    def _end_line(self, start: float, board: Any) -> None:
+    def _end_line(self, start: float, board: Board) -> None:
         """Write the mean losses since the last line, and evaluate if it is time to."""
         step, metrics = self._done(), {}
         losses = self.meter.means() | self._measured("stats") | self._measured("gradient_shares")
@@ -248,8 +247,10 @@ class Loop:
         if step in self.evaluations:
             line["metrics"] = metrics = self.task.evaluate()
             self.listener.evaluated(self.epoch + 1, step, metrics)
+            if board.shows and (atoms := self.task.atoms(SHOWN)) is not None:
+                board.add_atoms(atoms, step)
         for name, value in {**losses, **metrics}.items():
-            board(name, value, step)
+            board.add(name, value, step)
         line["seconds"] = round(time.monotonic() - start, 3)
         self.lines.append(json.dumps(line))
         self.meter = Meter()
@@ -260,11 +261,11 @@ class Loop:
             text = "".join(line + "\n" for line in self.lines)
             write_text(self.run.metrics, text, durable=False)  # the checkpoint has them too
 
-    def _board(self) -> Any:
-        """A function that adds a scalar to TensorBoard, where that is installed."""
+    def _board(self) -> AbstractContextManager[Board]:
+        """TensorBoard, where that is installed."""
         if self.machine.tensorboard and self.fabric.is_global_zero and has_tensorboard():
             return tensorboard(self.run.folder / "tensorboard", self._done() + 1)
-        return nullcontext(lambda name, value, step: None)
+        return nullcontext(Board())
 
     def _finish(self, start: float) -> dict[str, Any]:
         lines = [json.loads(line) for line in self.lines]
@@ -295,13 +296,3 @@ class Loop:
         files, atoms = self.task.finish(), self.task.atoms(MOST)
         written = None if atoms is None else write_atoms(self.run.folder, atoms)
         return files + ([] if written is None else [written])
-
-
-@contextmanager
-def _same_threads() -> Iterator[None]:
-    """Restore the number of threads, whatever the task chose."""
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -34,7 +34,7 @@ from atomsep.experiments.gan.pictures import Pictures, normalise
 from atomsep.experiments.gan.sampling import draw_noise, generate, whole_batches
 from atomsep.experiments.gan.stacked import Modes, Stacks
 from atomsep.experiments.graphs import replayed
-from atomsep.experiments.latent import MethodOnLayer
+from atomsep.experiments.latent import MethodOnLayer, read_importance
 from atomsep.experiments.loading import epoch_batches
 from atomsep.experiments.machine import place_for
 from atomsep.experiments.optimisers import make_optimiser
@@ -221,8 +221,8 @@ class Gan(Task):
 
     def _shown(self) -> tuple[Tensor, Any]:
         """The samples of a picture, and their importance if the method measures it."""
-        images, binding = self.sample(self._noise(SHOWN, "picture")), self.on_layer.binding
-        return images, None if binding is None else binding.importance
+        images = self.sample(self._noise(SHOWN, "picture"))
+        return images, read_importance(self.on_layer.binding)
 
     def finish(self) -> list[Path]:
         """A grid of samples, and their token importance if the method measures it."""

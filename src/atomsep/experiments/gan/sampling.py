@@ -15,6 +15,7 @@ from torch.func import functional_call
 from atomsep.experiments.classification import untouched_statistics
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan.pictures import as_bytes
+from atomsep.experiments.latent import read_importance
 from atomsep.experiments.randomness import generator as stream
 from atomsep.experiments.trained import Saved, TrainedRun
 
@@ -119,7 +120,7 @@ class TrainedGan(TrainedRun):
         images, charges = [], []
         for part in noise.split(batch):
             images.append(generate(self.fabric, self.model, part, weights).cpu())
-            charges.append(None if self.binding is None else self.binding.importance)
+            charges.append(read_importance(self.binding))
         return Generated(torch.cat(images)[:count], _joined(charges, count))
 
 

@@ -105,7 +105,7 @@ def as_image(sample: Any) -> Image:
             f"an image must have shape (H, W) or (H, W, 3) as an array, and (3, H, W) as a tensor, "
             f"not {tuple(sample.shape)}"
         )
-    if pixels.dtype.kind == "f" and pixels.size and 0 <= pixels.min() and pixels.max() <= 1:
+    if pixels.dtype.kind == "f" and pixels.size and pixels.min() >= 0 and pixels.max() <= 1:
         pixels = np.rint(pixels * 255).astype(np.uint8)
     if pixels.dtype != np.uint8:
         raise ValueError(
