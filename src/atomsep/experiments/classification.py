@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from atomsep.experiments.distances import measure_distances
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.graphs import replayed
 from atomsep.experiments.latent import MethodOnLayer
@@ -78,7 +79,7 @@ class Classification(Task):
         if not 0 <= warmup < 1:
             raise ExperimentError(f"warmup must be a share below 1, not {warmup}")
         self.fabric = context.fabric
-        self.rate = context.settings.learning_rate
+        self.settings, self.rate = context.settings, context.settings.learning_rate
         self.feed, self.held_out, self.metrics = feed, held_out, metrics
         self.schedule, self.warmup, self.clip = schedule, warmup, clip
         self.corruptions, self.shard = corruptions or {}, context.shard
@@ -176,6 +177,12 @@ class Classification(Task):
         inputs = self.fabric.strategy.precision.convert_input(inputs)
         with self.fabric.autocast():
             return self.logits(inputs, self.inner).float()
+
+    @torch.no_grad()
+    def distances(self) -> Tensor | None:
+        """Atomic distances of the first held-out samples."""
+        inputs = (batch.inputs for batch in self._evaluated_batches())
+        return measure_distances(self.inner, self.settings, inputs, self._predict)
 
     def parts(self) -> dict[str, Any]:
         """Model, optimiser, method."""

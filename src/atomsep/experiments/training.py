@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from atomsep.experiments.board import has_tensorboard, tensorboard
+from atomsep.experiments.distances import write_distances
 from atomsep.experiments.errors import ExperimentError, StoppedError
 from atomsep.experiments.files import write_state, write_text
 from atomsep.experiments.machine import Machine, make_fabric
@@ -126,6 +127,8 @@ class Loop:
         self.listener.started(self.key, self._done(), self.total)
         start = time.monotonic() - self.seconds
         self.saved = time.monotonic()
+        if self._done() == 0:
+            self._record_distances("start")
         with interruptible() as stop, self._board() as board:
             while self.epoch < settings.epochs:
                 self._train_epoch(start, stop, board)
@@ -151,6 +154,8 @@ class Loop:
             if ends or now - read >= READ_EVERY:
                 self._report_losses(seen / max(now - since, 1e-9))
                 read = now
+            if self._done() == self.total // 2:
+                self._record_distances("half")
             if ends:  # before any checkpoint, so that each has the lines of its steps
                 self._end_line(start, board)
                 since += time.monotonic() - now  # evaluating is not training
@@ -162,6 +167,12 @@ class Loop:
             raise ExperimentError(
                 f"epoch {self.epoch + 1} had {self.step} batches, not {task.steps} as announced"
             )
+
+    def _record_distances(self, moment: str) -> None:
+        """Keep how far apart some samples are, unless the run is a trial of a search."""
+        distances = None if self.key.validation else self.task.distances()
+        if distances is not None and self.fabric.is_global_zero:
+            write_distances(self.run.folder, moment, distances)
 
     def _report_losses(self, rate: float) -> None:
         means = self.meter.means()
@@ -271,6 +282,7 @@ class Loop:
             name: round(sum(each[name] for each in last) / len(last), 7) for name in last[-1]
         }
         metrics |= self.task.evaluate_once()
+        self._record_distances("end")
         files = self.task.finish() if self.fabric.is_global_zero else []
         result = {
             **self.about,

@@ -25,6 +25,7 @@ from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from atomsep.experiments.classification import untouched_statistics
+from atomsep.experiments.distances import SAMPLES, measure_distances
 from atomsep.experiments.gan.average import Average
 from atomsep.experiments.gan.breakdown import find_breakdown
 from atomsep.experiments.gan.dcgan import Discriminator
@@ -192,6 +193,11 @@ class Gan(Task):
         noise = noise.to(next(self.inner.parameters()))
         with self.fabric.autocast(), untouched_statistics(self.inner):
             return as_bytes(functional_call(self.inner, dict(weights or {}), (noise,)))
+
+    def distances(self) -> Tensor | None:
+        """Atomic distances of some generated samples, of the same noise every time."""
+        noise = self._noise(SAMPLES, "picture")
+        return measure_distances(self.inner, self.settings, [noise], self.sample)
 
     def _noise(self, count: int, purpose: str) -> Tensor:
         noise = torch.randn(count, self.settings.z, 1, 1, generator=stream(self.seed, purpose))
