@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from atomsep.experiments.files import replacing, writing
 from atomsep.functional import form_atoms, nuclear_distance
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.targets import find_layers
+
+if TYPE_CHECKING:
+    from atomsep.experiments.task import Task
 
 NAME = "distances.npz"
 
@@ -78,18 +81,31 @@ def measure_distances(
     return nuclear_distance(places, places, norm=2)[rows, columns].cpu()
 
 
-def write_distances(folder: Path, moment: str, distances: Tensor) -> None:
-    """Add the distances of a moment to a run's folder.
+def moments(steps: int) -> dict[int, str]:
+    """The moments of a training at which distances are recorded, by the number of steps done.
+
+    Example:
+        >>> moments(100)
+        {0: 'start', 50: 'half', 100: 'end'}
+    """
+    return dict(zip((0, steps // 2, steps), MOMENTS, strict=True))
+
+
+def record_distances(task: Task, moment: str, folder: Path | None) -> None:
+    """Add the distances of a moment to a run's folder; None for processes that write nothing.
 
     Raises:
         ExperimentError: the file system refuses.
     """
+    distances = task.distances()
+    if distances is None or folder is None:
+        return
     import numpy as np
 
     path = folder / NAME
     columns = {**(read_distances(folder) or {}), moment: distances.numpy()}
     with writing(path), replacing(path) as part, open(part, "wb") as file:
-        np.savez_compressed(file, **columns)  # type: ignore[arg-type]
+        np.savez_compressed(file, **columns)
 
 
 def read_distances(folder: Path) -> dict[str, Any] | None:
