@@ -16,6 +16,7 @@ ROOMS = [
     ["checks", "functional"],
     ["core"],
     ["hooks"],
+    ["importance"],
     ["methods"],
     ["experiments"],
     ["report"],
