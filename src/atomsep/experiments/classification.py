@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from atomsep.experiments.atoms_file import Atoms
+from atomsep.experiments.distances import measure_distances
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.graphs import replayed
 from atomsep.experiments.latent import MethodOnLayer, read_importance
@@ -84,7 +85,7 @@ class Classification(Task):
         if not 0 <= warmup < 1:
             raise ExperimentError(f"warmup must be a share below 1, not {warmup}")
         self.fabric = context.fabric
-        self.rate = context.settings.learning_rate
+        self.settings, self.rate = context.settings, context.settings.learning_rate
         self.feed, self.held_out, self.metrics = feed, held_out, metrics
         self.shown, self.folder, self.batch = shown, context.folder, context.settings.batch
         self.schedule, self.warmup, self.clip = schedule, warmup, clip
@@ -201,6 +202,12 @@ class Classification(Task):
         if self.shown is not None and self.folder is not None:
             self.shown.inputs.save(self.folder, self.inner)
         return []
+
+    @torch.no_grad()
+    def distances(self) -> Tensor | None:
+        """Atomic distances of the first held-out samples."""
+        inputs = (batch.inputs for batch in self._evaluated_batches())
+        return measure_distances(self.inner, self.settings, inputs, self._predict)
 
     def parts(self) -> dict[str, Any]:
         """Model, optimiser, method."""

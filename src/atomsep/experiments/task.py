@@ -109,6 +109,13 @@ class Task(ABC):
     def parts(self) -> dict[str, Any]:
         """What a checkpoint must hold: models, optimisers and the method, by name."""
 
+    def distances(self) -> Tensor | None:
+        """Atomic distances of some samples, always the same, at the method's layer, `(pairs,)`.
+
+        None if the layer has no tokens.
+        """
+        return None
+
     def broken_down(self, lines: Sequence[Mapping[str, Any]]) -> str | None:
         """A sentence if the training has broken down, from the run's lines of metrics; or None."""
         return None

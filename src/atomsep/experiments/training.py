@@ -20,6 +20,7 @@ import torch
 
 from atomsep.experiments.atoms_file import MOST, write_atoms
 from atomsep.experiments.board import SHOWN, Board, has_tensorboard, tensorboard
+from atomsep.experiments.distances import moments, record_distances
 from atomsep.experiments.entry_points import IMPORTED
 from atomsep.experiments.errors import ExperimentError, StoppedError
 from atomsep.experiments.files import write_state, write_text
@@ -122,6 +123,7 @@ class Loop:
         settings, steps = self.key.settings, self.task.steps
         self.total = settings.epochs * steps
         self.evaluations = set(settings.evaluation_points(steps))
+        self.moments = {} if self.key.validation else moments(self.total)
         self.line_ends = self.evaluations | set(range(steps, self.total + 1, steps))
         self._continue()
         self.listener.started(self.key, self._done(), self.total)
@@ -139,6 +141,7 @@ class Loop:
         # With several processes, each must drop other features.
         rank = (self.fabric.global_rank,) if self.fabric.world_size > 1 else ()
         for batch in task.batches(self.epoch, self.step):
+            self._record_distances()
             seed_step(seed, "step", self.epoch, self.step, *rank)
             first, ends = self._done() == 0, self._done() + 1 in self.line_ends
             if task.on_layer is not None:
@@ -163,6 +166,11 @@ class Loop:
             raise ExperimentError(
                 f"epoch {self.epoch + 1} had {self.step} batches, not {task.steps} as announced"
             )
+
+    def _record_distances(self) -> None:
+        if self._done() in self.moments:
+            where = self.run.folder if self.fabric.is_global_zero else None
+            record_distances(self.task, self.moments[self._done()], where)
 
     def _report_losses(self, rate: float) -> None:
         means = self.meter.means()
@@ -275,6 +283,7 @@ class Loop:
             name: round(sum(each[name] for each in last) / len(last), 7) for name in last[-1]
         }
         metrics |= self.task.evaluate_once()
+        self._record_distances()
         files = self._leave() if self.fabric.is_global_zero else []
         result = {
             **self.about,

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from atomsep.experiments.atoms_file import Atoms
+from atomsep.experiments.distances import SAMPLES, measure_distances
 from atomsep.experiments.gan.average import Average
 from atomsep.experiments.gan.breakdown import find_breakdown
 from atomsep.experiments.gan.dcgan import Discriminator
@@ -188,6 +189,11 @@ class Gan(Task):
             weights: parameters and buffers to use in place of the generator's own.
         """
         return generate(self.fabric, self.inner, noise, weights)
+
+    def distances(self) -> Tensor | None:
+        """Atomic distances of some generated samples, of the same noise every time."""
+        noise = self._noise(SAMPLES, "picture")
+        return measure_distances(self.inner, self.settings, [noise], self.sample)
 
     def _noise(self, count: int, purpose: str) -> Tensor:
         return draw_noise(count, self.settings.z, self.seed, purpose).to(self.fabric.device)
