@@ -62,7 +62,7 @@ class Explained:
         """
         paths = []
         for layer, charges in by_layer(prediction).items():
-            heading = " · ".join(filter(None, (name, verdict(prediction), layer)))
+            heading = " · ".join(filter(None, (Path(name).name, verdict(prediction), layer)))
             shown = prediction.seen[None], charges[None]
             path = self.folder / f"{self._free(Path(name).stem, layer)}.png"
             try:
@@ -74,7 +74,7 @@ class Explained:
             paths.append(path)
             data = base64.b64encode(_png(picture)).decode()
             style = "width:min(100%,45em);image-rendering:pixelated"
-            text = html.escape(f"input, charges and overlay of {name}", quote=True)
+            text = html.escape(f"input, charges and overlay of {Path(name).name}", quote=True)
             image = f'<img style="{style}" alt="{text}" src="data:image/png;base64,{data}">'
             self.rows.append((heading, image))
         return paths
