@@ -127,8 +127,9 @@ def _packed(atoms: Atoms) -> bytes:
     columns["charges"] = np.asarray(atoms.charges, dtype=np.float16)
     if atoms.tokens is not None:
         columns["tokens"] = [json.dumps(tokens) for tokens in atoms.tokens]
+    arrays: dict[str, Any] = {name: np.asarray(each) for name, each in columns.items()}
     file = io.BytesIO()
-    np.savez_compressed(file, **{name: np.asarray(each) for name, each in columns.items()})
+    np.savez_compressed(file, **arrays)
     return file.getvalue()
 
 
