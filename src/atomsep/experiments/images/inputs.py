@@ -34,7 +34,7 @@ class ImageInputs(Inputs):
     kind = "images"
 
     def __init__(self, size: int, mean: Sequence[float], deviation: Sequence[float]) -> None:
-        self.mean, self.deviation = tuple(mean), tuple(deviation)
+        self.mean, self.deviation = list(mean), list(deviation)
         self.transform = Augmentation("none", size).prepare
 
     def see(self, samples: Sequence[Any]) -> list[Tensor]:
