@@ -17,6 +17,7 @@ ROOMS = [
     ["core"],
     ["hooks"],
     ["integrations"],
+    ["importance"],
     ["methods"],
     ["experiments"],
     ["report"],

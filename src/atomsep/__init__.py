@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from atomsep import functional
     from atomsep.core.backend import use_kernels
     from atomsep.core.loss import AtomLoss
+    from atomsep.experiments.trained import load_run
     from atomsep.hooks.attachment import Attachment, attach
     from atomsep.hooks.copies import attachments
     from atomsep.hooks.layers import Layer, Layers, layers
@@ -24,6 +25,7 @@ __all__ = [
     "attachments",
     "functional",
     "layers",
+    "load_run",
     "use_kernels",
 ]
 __version__ = "0.1.0"
@@ -37,6 +39,7 @@ _HOMES = {
     "attach": "hooks.attachment",
     "attachments": "hooks.copies",
     "layers": "hooks.layers",
+    "load_run": "experiments.trained",
     "use_kernels": "core.backend",
 }
 

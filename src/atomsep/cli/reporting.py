@@ -1,0 +1,72 @@
+"""Commands that show finished runs: `atomsep table` and `atomsep report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atomsep.cli import display, tables
+from atomsep.experiments.errors import ExperimentError, unknown
+from atomsep.experiments.runs import find_results
+
+Runs = Annotated[Path, typer.Argument(help="Folder of runs, or any folder within it.")]
+
+
+def table(
+    runs: Runs,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            "-f",
+            help="markdown, latex or csv; by default drawn on a terminal, and Markdown in a pipe.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write each table to files in this folder, in all three formats."),
+    ] = None,
+) -> None:
+    """Put finished runs into tables, beside the paper's figures.
+
+    The tables show mean and deviation over seeds; against the plain method the paired difference,
+    its bootstrap interval, and the t and Wilcoxon tests with Holm's correction. They are printed,
+    or with `--out` written to files.
+
+    Examples:
+    - `atomsep table runs`
+
+    - `atomsep table runs/flowers --format latex > flowers.tex`
+    """
+    if format is not None and format not in tables.FORMATS:
+        raise unknown("format", format, tables.FORMATS)
+    results = find_results(runs)
+    if not results:
+        raise ExperimentError(f"there is no finished run under {runs}")
+    if out is None:
+        tables.print_tables(results, format)
+    else:
+        tables.write_tables(results, out)
+
+
+def report(
+    runs: Runs,
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
+) -> None:
+    """Put finished runs on one page of HTML.
+
+    The page says in words what the seeds show, and has tables, training curves, settings, and an
+    explorer of samples with the charge of every token. It is one file that needs no network: open
+    it in a browser, or send it to a colleague.
+
+    Examples:
+    - `atomsep report runs`
+
+    - `atomsep report runs/flowers --out flowers.html`
+    """
+    from atomsep.report.page import write_report
+
+    write_report(runs, out)
+    display.make_console().say(f"The report is in {out.resolve()}")

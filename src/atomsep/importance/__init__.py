@@ -1,0 +1,1 @@
+"""Charges made visible: on images, in sentences, over a corpus."""
