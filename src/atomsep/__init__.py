@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from atomsep import functional
     from atomsep.core.backend import use_kernels
     from atomsep.core.loss import AtomLoss
+    from atomsep.experiments.trained import load_run
     from atomsep.hooks.attachment import Attachment, attach, attachments
     from atomsep.hooks.watch import AtomWarning
 
@@ -19,6 +20,7 @@ __all__ = [
     "attach",
     "attachments",
     "functional",
+    "load_run",
     "use_kernels",
 ]
 __version__ = "0.1.0"
@@ -29,6 +31,7 @@ _HOMES = {
     "Attachment": "hooks.attachment",
     "attach": "hooks.attachment",
     "attachments": "hooks.attachment",
+    "load_run": "experiments.trained",
     "use_kernels": "core.backend",
 }
 

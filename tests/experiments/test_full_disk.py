@@ -46,9 +46,9 @@ def say_what_fails(action: str, path: Path, size: int) -> None:
         elif action == "state":
             write_state(path / "state.pt", {"weight": torch.zeros(1_000_000)})
         else:
-            with tensorboard(path / "board", 1) as add:
+            with tensorboard(path / "board", 1) as board:
                 for epoch in range(1000):
-                    add("accuracy", 0.5, epoch)
+                    board.add("accuracy", 0.5, epoch)
     except ExperimentError as error:
         (path / "said").write_text(str(error))
 

@@ -101,7 +101,9 @@ def group_results(results: Results) -> list[Group]:
     """All groups of some results, in the order of the paper, then of their names."""
 
     def alike(result: Result) -> Any:
-        shared = {k: v for k, v in result["settings"].items() if k not in OF_A_METHOD}
+        experiment = EXPERIMENTS.get(result["experiment"])
+        ignored = OF_A_METHOD + (() if experiment is None else experiment.settings.only_recorded())
+        shared = {k: v for k, v in result["settings"].items() if k not in ignored}
         return [result["experiment"], result.get("tiny", False), shared]
 
     parts = _split(sorted(results, key=_place), alike)
@@ -206,11 +208,11 @@ def _changes(result: Result, *, shared: bool) -> list[str]:
     if experiment is None or result["method"] not in experiment.methods:
         return []
     key = run_key(experiment, result["method"], 0, tiny=result.get("tiny", False))
-    default = asdict(key.settings)
+    default, ignored = asdict(key.settings), key.settings.only_recorded()
     return [
         text
         for name, value in result["settings"].items()
-        if (name in OF_A_METHOD) != shared and value != default.get(name)
+        if (name in OF_A_METHOD) != shared and value != default.get(name) and name not in ignored
         for text in assignments(name, value)
     ]
 

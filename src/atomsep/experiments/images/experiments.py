@@ -87,6 +87,7 @@ PETS = Experiment(
     settings=ImageSettings(),
     tiny=TINY,
     build=deferred("atomsep.experiments.images.build:build_pets"),
+    load=deferred("atomsep.experiments.images.build:load"),
     methods=OfferedMethods("images", "labels", "augmentation"),
     metric="top1",
     weights={**WEIGHTS, **dict.fromkeys(ATOM_MODELING, 0.2)},

@@ -1,0 +1,128 @@
+"""How far apart the samples are in the latent space: at the start, half way and at the end.
+
+`distances.npz` in a run's folder holds the atomic distances of some held-out or generated samples,
+always the same, at these three moments. Every method is measured alike: on the layer that the
+experiment's methods act on, with feature 0 as the charge and the others as the position.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.files import replacing, writing
+from atomsep.functional import form_atoms, nuclear_distance
+from atomsep.hooks.reader import LayerReader
+from atomsep.hooks.targets import find_layers
+
+if TYPE_CHECKING:
+    from atomsep.experiments.task import Task
+
+NAME = "distances.npz"
+
+MOMENTS = ("start", "half", "end")
+"""When distances are recorded."""
+
+SAMPLES = 128
+"""Samples whose distances are recorded at most: 8,128 pairs, 100 kB for the three moments."""
+
+
+@torch.no_grad()
+def measure_distances(
+    model: nn.Module, settings: Any, batches: Iterable[Any], forward: Callable[[Any], Any]
+) -> Tensor | None:
+    """Distances between the nuclei of all pairs of samples, `(pairs,)`; None if none can be read.
+
+    Args:
+        model: the model, whose hooks are as before afterwards.
+        settings: names the layer and its layout; of several layers, the first counts.
+        batches: at most the first 128 samples count.
+        forward: runs the model on a batch.
+    """
+    try:
+        name, layer = next(iter(find_layers(model, settings.layer).items()))
+        reader = LayerReader(model, name, layer, settings.layout)
+    except (AttributeError, TypeError, ValueError):  # nobody asked a plain run for such a layer
+        return None
+    nuclei: list[Tensor] = []
+
+    def read(module: nn.Module, args: Any, output: Any) -> None:
+        with suppress(TypeError, ValueError):  # no tokens, or which they are is not certain
+            latent = reader.pick(output)[1].detach()
+            layout = reader.layout(latent)
+            mask = reader.mask(layout, latent, training=False)
+            nuclei.append(form_atoms(layout.tokens(latent).float(), mask=mask).nucleus)
+
+    reader.listen(read)
+    found: list[Tensor] = []
+    # A compiled model does not see the hook. (The compiler is slow to import.)
+    compiled = getattr(settings, "compile", False)
+    try:
+        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+            for batch in batches:
+                forward(batch)
+                found += nuclei[-1:]
+                nuclei.clear()
+                if not found or sum(map(len, found)) >= SAMPLES:
+                    break
+    finally:
+        reader.remove()
+    if not found:
+        return None
+    places = torch.cat(found)[:SAMPLES]
+    rows, columns = torch.triu_indices(len(places), len(places), offset=1, device=places.device)
+    return nuclear_distance(places, places, norm=2)[rows, columns].cpu()
+
+
+def moments(steps: int) -> dict[int, str]:
+    """The moments of a training at which distances are recorded, by the number of steps done.
+
+    Example:
+        >>> moments(100)
+        {0: 'start', 50: 'half', 100: 'end'}
+    """
+    return dict(zip((0, steps // 2, steps), MOMENTS, strict=True))
+
+
+def record_distances(task: Task, moment: str, folder: Path | None) -> None:
+    """Add the distances of a moment to a run's folder; None for processes that write nothing.
+
+    Raises:
+        ExperimentError: the file system refuses.
+    """
+    distances = task.distances()
+    if distances is None or folder is None:
+        return
+    import numpy as np
+
+    path = folder / NAME
+    columns = {**(read_distances(folder) or {}), moment: distances.numpy()}
+    with writing(path), replacing(path) as part, open(part, "wb") as file:
+        np.savez_compressed(file, **columns)
+
+
+def read_distances(folder: Path) -> dict[str, Any] | None:
+    """The distances in a run's folder by moment; None if it has none.
+
+    Raises:
+        ExperimentError: the file is damaged.
+    """
+    import numpy as np
+
+    path = folder / NAME
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {moment: file[moment] for moment in MOMENTS if moment in file.files}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ExperimentError(
+            f"{path} does not hold distances ({error}); remove it, or train the run again"
+        ) from error
