@@ -229,6 +229,7 @@ def sweep(
 
 
 app.command()(reporting.table)
+app.command()(reporting.figures)
 app.command()(reporting.report)
 
 

@@ -2,7 +2,7 @@
 
 `python -m atomsep.cli.demo` sweeps the experiment "synthetic" in two processes, as `atomsep sweep
 synthetic --methods … --seeds 10 --jobs 2` does, prints the paired comparison beside the best
-possible accuracy, and writes the table, the accuracies, four figures, and a report that opens in a
+possible accuracy, and writes the table, the accuracies, the figures, and a report that opens in a
 browser. If it is stopped, the same command continues.
 """
 
@@ -45,7 +45,7 @@ METHODS = (
 
 def accuracy_table(group: Group, bayes: float) -> Table:
     """Every method compared with cross-entropy, and the best possible accuracy."""
-    from atomsep.report.figures import label_of, on_one_line
+    from atomsep.report.style import label_of, on_one_line
 
     title = f"{group.title}, {counted(len(group.rows[0].values), 'seed')}"
     table = Table("method", title=title)
@@ -65,7 +65,7 @@ def accuracy_table(group: Group, bayes: float) -> Table:
     return table
 
 
-def write_files(out: Path, report: SweepReport, keys: Sequence[RunKey], bayes: float) -> list[Path]:
+def write_files(out: Path, report: SweepReport, keys: Sequence[RunKey]) -> list[Path]:
     """Write accuracies as CSV, tables as Markdown, figures and the report; returns the files."""
     from atomsep.report.figures import write_figures
     from atomsep.report.page import write_report
@@ -82,11 +82,9 @@ def write_files(out: Path, report: SweepReport, keys: Sequence[RunKey], bayes: f
     write_text(out / "results.csv", rows.getvalue())
     tables = "\n".join(table.markdown() for table in build_tables(report.results))
     write_text(out / "tables.md", tables)
-    failed = {failure.key.folder(out) for failure in report.failed}
-    finished = [key for key in keys if key.folder(out) not in failed]
-    figures = write_figures(out, out / "runs", finished, accuracies, bayes)
+    write_figures(out / "runs", out / "figures")
     write_report(out / "runs", out / "report.html")
-    return [out / name for name in ("results.csv", "tables.md")] + figures + [out / "report.html"]
+    return [out / name for name in ("results.csv", "tables.md", "figures", "report.html")]
 
 
 def of_complete_seeds(
@@ -122,7 +120,7 @@ def run(out: Path, keys: Sequence[RunKey], jobs: int, console: SafeConsole) -> i
         return FAILED
     if report.skipped:
         console.say(f"{report.skipped} of {counted(len(keys), 'run')} were finished before")
-    *others, page = write_files(out, report, keys, bayes)
+    *others, page = write_files(out, report, keys)
     console.say(f"Written to {out}: {', '.join(path.name for path in others)}")
     console.say(what_happened(group_results(report.results)[0]))
     console.say(f"The report, for a browser: {page.resolve()}")

@@ -1,4 +1,4 @@
-"""Commands that show finished runs: `atomsep table` and `atomsep report`."""
+"""Commands that show finished runs: `atomsep table`, `figures` and `report`."""
 
 from __future__ import annotations
 
@@ -49,6 +49,33 @@ def table(
         tables.print_tables(results, format)
     else:
         tables.write_tables(results, out)
+
+
+def figures(
+    runs: Runs,
+    out: Annotated[Path, typer.Option(help="Folder of the figures.")] = Path("figures"),
+    projection: Annotated[
+        str, typer.Option(help="The latent space in two dimensions: pca or tsne.")
+    ] = "pca",
+) -> None:
+    """Draw the paper's figures from finished runs, as PNG and PDF.
+
+    Which figures there are depends on the runs: metrics by method, ablations, atomic distances, and
+    images or sentences with their charges; for the Gaussian mixtures also the latent space and
+    charges by value. `captions.md` shows them all, with data, seeds and what to see.
+
+    Examples:
+    - `atomsep figures runs`
+
+    - `atomsep figures runs/synthetic --out paper --projection tsne`
+    """
+    from atomsep.report.figures import write_figures
+
+    files = write_figures(runs, out, projection)
+    count = display.counted(sum(path.suffix == ".png" for path in files), "figure")
+    display.make_console().say(
+        f"{count} as PNG and PDF; {files[-1]} shows them with their captions"
+    )
 
 
 def report(

@@ -42,7 +42,7 @@ def charge_by_value(models: Sequence[mixtures.MixtureClassifier], layer: str = "
     axes.axhline(0, color=INK, lw=0.6)
     axes.set(xlim=(-3, 3), ylim=(-1.08, 1.08), xlabel="value x of the sub-unit", ylabel="charge q")
     axes.set_yticks([*PARTICLES], [*PARTICLES.values()])
-    axes.legend(loc="upper left")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0)
     return figure
 
 
