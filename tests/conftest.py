@@ -33,7 +33,7 @@ SLOW = {
     *(f"core/kernels/test_{name}.py" for name in ("kernel_ops", "origin")),
     *("core/kernels/test_measure_kernels.py", "core/kernels/test_pairs_kernels.py"),
     *(f"experiments/test_{name}.py" for name in ("cache", "full_disk", "graphs", "kills")),
-    *(f"experiments/test_{name}.py" for name in ("own_experiments", "runs", "training")),
+    *(f"experiments/test_{name}.py" for name in ("own_experiments", "runs", "trained", "training")),
     *(f"experiments/gan/test_{name}.py" for name in ("evaluation", "fidelity", "gan", "stacked")),
     *("experiments/images/test_images.py", "experiments/text/test_text.py"),
     *("experiments/sweeps/test_search.py", "experiments/sweeps/test_sweep.py"),

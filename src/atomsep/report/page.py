@@ -48,7 +48,8 @@ def build_page(runs: Sequence[Finished]) -> str:
     explorable, left_out = samples_of(parts)
     below = [picture for part in parts for picture in sections.pictures(part)]
     if left_out:
-        note = f"The samples of {left_out} more runs are not in this report."
+        more = "1 more run is" if left_out == 1 else f"{left_out} more runs are"
+        note = f"There was no room for all samples: {more} not in the explorer."
         below.insert(0, element("p", note, class_="note"))
     explorer = Html(_file("explorer.html")) if explorable else element("p", NO_SAMPLES)
     shown = [

@@ -36,7 +36,9 @@ def verdicts(parts: Sequence[Part]) -> Html:
     for part in parts:
         for group in part.groups:
             less = "" if group.higher_is_better else ", less is better"
-            found.append(element("h3", f"{part.title}: {group.label}{less}"))
+            plain = [row.title for row in group.rows if row.method == "plain"]
+            against = f", against {plain[0]}" if plain and len(group.rows) > 1 else ""
+            found.append(element("h3", f"{part.title}: {group.label}{against}{less}"))
             if group.tiny:
                 found.append(element("p", TINY, class_="warning"))
             found.append(_verdicts_of(group))
@@ -47,8 +49,9 @@ def _verdicts_of(group: Group) -> Html:
     rows = [(row.title, verdict(group, place)) for place, row in enumerate(group.rows)]
     judged = [(title, found) for title, found in rows if found is not None]
     if not judged:
-        why = "only plain runs" if group.rows[0].method == "plain" else "no plain run to compare with"
-        return element("p", f"Nothing to compare: there is {why}.")
+        plain = group.rows[0].method == "plain"
+        why = "All runs are plain" if plain else "There is no plain run to compare with"
+        return element("p", f"{why}.")
     order = {BETTER: 0, WORSE: 1, OPEN: 2}
     judged.sort(key=lambda each: order.get(each[1].word, len(order)))
     return element(
