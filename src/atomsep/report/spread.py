@@ -27,7 +27,8 @@ def distances_over_training(
     """How far apart samples are, in one panel per method; all panels have the same axes.
 
     Args:
-        runs: by method, then by moment ("start", "half", "end"): distances `(pairs,)`.
+        runs: by method, then by moment ("start", "half", "end"): distances `(n,)`, or
+            their quantiles.
         plain: what the experiment calls the method "plain".
     """
     width = COLUMN if len(runs) == 1 else PAGE
