@@ -17,7 +17,7 @@ from atomsep.report.numbers import interval_text, signed
 from atomsep.report.verdict import UNTESTED, verdict
 
 WIDTH = 380
-MARGIN = 14
+MARGIN = 20
 TOP = 18
 PER_ROW = 36
 CURVE_HEIGHT = 190
@@ -94,7 +94,11 @@ def seeds_chart(group: Group) -> Html:
     place = scale([v for values in finite for v in values], MARGIN, WIDTH - MARGIN)
     bottom = TOP + PER_ROW * len(group.rows)
     parts = [_axis_below(place, bottom, group.label)]
-    for number, (row, values) in enumerate(zip(group.rows, finite, strict=True)):
+    for row in group.rows:
+        if row.method == "plain" and math.isfinite(row.mean):
+            x = place(row.mean)
+            parts.append(element("line", x1=x, x2=x, y1=TOP, y2=bottom, class_="plain"))
+    for number, row in enumerate(group.rows):
         y = TOP + PER_ROW * number + 20
         parts.append(element("text", row.title, x=MARGIN, y=y - 10.0, class_="label"))
         parts += [
@@ -106,11 +110,9 @@ def seeds_chart(group: Group) -> Html:
             for seed, value in sorted(row.values.items())
             if math.isfinite(value)
         ]
-        if values and len(values) == len(row.values):
+        if math.isfinite(row.mean):
             x = place(row.mean)
             parts.append(element("line", x1=x, x2=x, y1=y - 7, y2=y + 7, class_="mean"))
-            if row.method == "plain":
-                parts.append(element("line", x1=x, x2=x, y1=TOP, y2=bottom, class_="plain"))
     what = f"{group.label}: a dot is a seed, a bar the mean"
     return _svg(bottom + 36, what, parts)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from atomsep.report.embedded import png_uri
 from atomsep.report.numbers import signed
 
 if TYPE_CHECKING:
@@ -99,11 +100,6 @@ def data_uri(image: Any) -> str:
     shown = array[0] if len(array) == 1 else array.transpose(1, 2, 0)
     Image.fromarray(np.ascontiguousarray(shown)).save(file, "PNG", optimize=True)
     return png_uri(file.getvalue())
-
-
-def png_uri(png: bytes) -> str:
-    """The contents of a PNG file as an address."""
-    return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
 def _name(numbers: Any, place: int, classes: Sequence[str]) -> str | None:
