@@ -36,8 +36,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_files_hold_what_the_runs_found(finished: Path) -> None:
-    names = {"results.csv", "tables.md", "accuracy.png", "latent.png", "charge.png", "energy.png"}
+    names = {"results.csv", "tables.md", "figures"}
     assert {path.name for path in finished.iterdir()} == names | {"runs", "report.html"}
+    figures = {path.stem for path in (finished / "figures").glob("*.png")}
+    assert {"energy", *(f"synthetic-tiny-{name}" for name in ("latent", "charge"))} <= figures
     found = {(r["seed"], r["method"]): r["metrics"] for r in find_results(finished / "runs")}
     with open(finished / "results.csv", newline="") as file:
         rows = list(csv.DictReader(file))

@@ -86,9 +86,9 @@ def moments(steps: int) -> dict[int, str]:
 
     Example:
         >>> moments(100)
-        {0: 'start', 50: 'half', 100: 'end'}
+        {100: 'end', 50: 'half', 0: 'start'}
     """
-    return dict(zip((0, steps // 2, steps), MOMENTS, strict=True))
+    return {steps: "end", steps // 2: "half", 0: "start"}
 
 
 def record_distances(task: Task, moment: str, folder: Path | None) -> None:

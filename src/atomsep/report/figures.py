@@ -7,6 +7,7 @@ it calls each draw one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import matplotlib as mpl
@@ -141,7 +142,8 @@ def draw_distances(name: str, part: Part) -> Iterator[Drawing]:
     if found:
         seed = min(found, key=lambda each: (-len(found[each]), each))
         shown = dict(list(found[seed].items())[:PANELS])
-        figure = distances_over_training(shown)
+        titles = [row.title for row in part.main.rows if row.method == "plain"]
+        figure = distances_over_training(shown, *titles[:1])
         yield Drawing(f"{name}-distances", figure, captions.distances(part, seed))
 
 
@@ -151,21 +153,18 @@ def draw_samples(name: str, part: Part) -> Iterator[Drawing]:
         atoms = read_atoms(run.folder)
         if atoms is None:
             continue
-        seed, classes = run.result["seed"], run.result.get("classes")
-        if atoms.images is not None and atoms.charges.ndim == 3:
-            titles = titles_of(atoms, classes)
-            figure = image_figure(
-                atoms.images[:IMAGES], atoms.charges[:IMAGES], titles and titles[:IMAGES]
-            )
-            layer = run.result["settings"].get("layer", "")
-            text = captions.images(part, seed, layer, generated=atoms.labels is None)
-            yield Drawing(f"{name}-maps", figure, text)
+        seed, settings = run.result["seed"], run.result["settings"]
+        if atoms.images is not None:
+            titles = titles_of(atoms, run.result.get("classes"))
+            shown = atoms.images[:IMAGES], atoms.charges[:IMAGES], titles and titles[:IMAGES]
+            generated = atoms.labels is None
+            with suppress(ValueError):  # the tokens are not a grid
+                text = captions.images(part, seed, settings.get("layer", ""), generated=generated)
+                yield Drawing(f"{name}-maps", image_figure(*shown), text)
         elif atoms.sentences is not None and atoms.tokens is not None:
             rows = list(zip(atoms.sentences, atoms.tokens, atoms.charges, strict=True))
-            sentences = [merge_words(*row) for row in rows[:SENTENCES]]
-            yield Drawing(
-                f"{name}-words", sentence_figure(sentences), captions.sentences(part, seed)
-            )
+            figure = sentence_figure([merge_words(*row) for row in rows[:SENTENCES]])
+            yield Drawing(f"{name}-words", figure, captions.sentences(part, seed))
         return
 
 
