@@ -38,7 +38,7 @@ SLOW = {
     *("experiments/images/test_images.py", "experiments/text/test_text.py"),
     *("experiments/sweeps/test_search.py", "experiments/sweeps/test_sweep.py"),
     *("hooks/test_attach_regimes.py", "hooks/test_compiled.py", "methods/test_method_registry.py"),
-    "report/test_figures.py",
+    *("report/test_figures.py", "report/test_report_browser.py"),
 }
 """Files that train, compile, interpret kernels or start processes: not part of make test-fast."""
 

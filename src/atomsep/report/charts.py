@@ -1,7 +1,7 @@
 """Charts as SVG: every seed, differences with their intervals, training curves.
 
-Colours are classes, so that the page's style chooses them for a light or a dark screen. Labels stand
-above what they name, and a chart stays readable where a telephone makes it narrow.
+Colours are classes, so that the page's style chooses them for a light or a dark screen. Labels
+stand above what they name, so that a chart is readable on a narrow screen too.
 """
 
 from __future__ import annotations
@@ -82,7 +82,16 @@ def scale(values: Sequence[float], start: float, end: float) -> Scale:
 
 
 def tick_text(value: float) -> str:
-    """A number beside an axis."""
+    """A number beside an axis.
+
+    Example:
+        >>> tick_text(-0.25), tick_text(20000.0), tick_text(0.000125), tick_text(3e7)
+        ('−0.25', '20000', '1.25e-4', '3e7')
+    """
+    size = abs(value)
+    if size and not 1e-3 <= size < 1e5:
+        mantissa, _, exponent = f"{value:.3e}".partition("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}".replace("-", "−", value < 0)
     return f"{value:.6g}".replace("-", "−")
 
 
@@ -105,7 +114,10 @@ def seeds_chart(group: Group) -> Html:
             element(
                 "circle",
                 element("title", f"{row.title}, seed {seed}: {value:.4g}"),
-                **{"cx": place(value), "cy": y, "r": 4, "class_": f"dot {colour(number)}"},
+                cx=place(value),
+                cy=y,
+                r=4,
+                class_=f"dot {colour(number)}",
             )
             for seed, value in sorted(row.values.items())
             if math.isfinite(value)

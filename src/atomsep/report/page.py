@@ -47,7 +47,9 @@ def build_page(runs: Sequence[Finished]) -> str:
     """The report of some finished runs as HTML."""
     parts = divide(runs)
     explorable, left_out = samples_of(parts)
-    below = [element("div", *(each for part in parts for each in pictures(part)), class_="pictures")]
+    below = [
+        element("div", *(each for part in parts for each in pictures(part)), class_="pictures")
+    ]
     if left_out:
         more = "1 more run is" if left_out == 1 else f"{left_out} more runs are"
         note = f"There was no room for all samples: {more} not in the explorer."

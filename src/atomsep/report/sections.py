@@ -29,12 +29,12 @@ def verdicts(parts: Sequence[Part]) -> Html:
     """What the seeds show, method by method."""
     found = []
     for part in parts:
-        for group in part.groups:
+        for place, group in enumerate(part.groups):
             less = "" if group.higher_is_better else ", less is better"
             plain = [row.title for row in group.rows if row.method == "plain"]
             against = f", against {plain[0]}" if plain and len(group.rows) > 1 else ""
             found.append(element("h3", f"{part.title}: {group.label}{against}{less}"))
-            if group.tiny:
+            if group.tiny and place == 0:
                 found.append(element("p", TINY, class_="warning"))
             found.append(_verdicts_of(group))
     return together(*found, element("p", HOW_JUDGED, class_="note"))
@@ -94,7 +94,8 @@ def training_curves(part: Part) -> Html:
         *(
             element(
                 *("button", element("i", class_=colour(n)), row.title),
-                **{"type": "button", "data_row": n},
+                type="button",
+                data_row=n,
             )
             for n, row in enumerate(part.main.rows)
         ),
