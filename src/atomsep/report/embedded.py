@@ -38,7 +38,8 @@ def figures(part: Part) -> Iterator[Html]:
 def pictures(part: Part) -> Iterator[Html]:
     """The pictures that the first run of each row wrote, such as samples of a GAN."""
     for row, runs in zip(part.main.rows, part.runs, strict=True):
-        for name in runs[0].result.get("files", []):
+        files = runs[0].result.get("files")
+        for name in files if isinstance(files, list) else []:
             png = _read_picture(runs[0], name)
             if png is not None:
                 seed = runs[0].result["seed"]

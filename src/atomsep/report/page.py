@@ -96,14 +96,16 @@ def samples_of(parts: Iterable[Part]) -> tuple[list[dict[str, Any]], int]:
         for row, runs in zip(part.main.rows, part.runs, strict=True):
             for run in runs:
                 atoms = read_atoms(run.folder)
-                if atoms is None:
+                if atoms is None or not len(atoms):
                     continue
                 count += len(atoms.charges)
                 if count > MOST_SAMPLES:
                     left_out += 1
                 else:
                     title = f"{part.title}: {row.title}, seed {run.result['seed']}"
-                    found.append(explored(atoms, title, run.result.get("classes") or []))
+                    classes = run.result.get("classes")
+                    names = classes if isinstance(classes, list) else []
+                    found.append(explored(atoms, title, names))
                 break
     return found, left_out
 
