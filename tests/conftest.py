@@ -34,6 +34,7 @@ SLOW = {
     *("core/kernels/test_measure_kernels.py", "core/kernels/test_pairs_kernels.py"),
     *(f"experiments/test_{name}.py" for name in ("cache", "full_disk", "graphs", "kills")),
     *(f"experiments/test_{name}.py" for name in ("own_experiments", "runs", "trained", "training")),
+    *("cli/test_explain.py", "experiments/test_atoms_file.py", "experiments/test_recording.py"),
     *(f"experiments/gan/test_{name}.py" for name in ("evaluation", "fidelity", "gan", "stacked")),
     *("experiments/images/test_images.py", "experiments/text/test_text.py"),
     *("experiments/sweeps/test_search.py", "experiments/sweeps/test_sweep.py"),

@@ -38,9 +38,8 @@ MISSING = (
 )
 FOUND = all(PROGRAMS.values())
 
-pytestmark = pytest.mark.skipif(
-    not FOUND and os.environ.get("ATOMSEP_BROWSER") != "required", reason=MISSING
-)
+if not FOUND and os.environ.get("ATOMSEP_BROWSER") != "required":
+    pytest.skip(MISSING, allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
