@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from atomsep.importance.colours import INK
 from atomsep.report.groups import Row
-from atomsep.report.style import COLUMN, FAINT, INK, PAGE, colour_of, label_of
+from atomsep.report.style import COLUMN, FAINT, PAGE, colour_of, label_of
 
 
 def boxes_by_method(rows: Sequence[Row], label: str, best: float | None = None) -> Figure:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from atomsep.report.groups import Group, Row
 from atomsep.report.parts import Part
-from atomsep.report.verdict import summary
+from atomsep.report.verdict import verdict
 
 TINY = " The runs are of the tiny form: the numbers mean nothing."
 SCALE = "Orange-red: charge above 0; white: 0; blue: below 0. The scale is fixed to [−1, 1]."
@@ -46,18 +46,20 @@ def boxes(part: Part, group: Group, rows: Sequence[Row], best: float | None) -> 
     seeds = seeds_text([seed for row in rows for seed in row.values])
     better = "" if group.higher_is_better else " Less is better."
     line = "" if best is None else f" Dashed: the best possible, {best:.2f}."
-    shown = [row.method for row in rows]
-    found = [
-        summary(group, place)
-        for place, row in enumerate(group.rows)
-        if row.method in shown and row.method != "plain" and place in group.comparisons
-    ]
+    found = "".join(_judged(group, place) for place, row in enumerate(group.rows) if row in rows)
     return (
         f"{part.title}: {group.label} on held-out samples by method, {seeds}.{better} Each dot is "
         f"a seed, and a faint line joins the dots of a seed. Boxes: median and quartiles; "
         f"whiskers: the farthest seed within 1.5 times the height of the box.{line}"
-        f"{''.join(f' {sentence}' for sentence in found)}{_end(part)}"
+        f"{found}{_end(part)}"
     )
+
+
+def _judged(group: Group, place: int) -> str:
+    """What the seeds show about a row against the plain one, as a sentence; "" if nothing."""
+    found = verdict(group, place)
+    title = group.rows[place].title
+    return "" if found is None else f" {title} against plain: {found.word}, {found.reason}."
 
 
 def latent(part: Part, seed: int, projection: str) -> str:

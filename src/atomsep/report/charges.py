@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 
 import atomsep
 from atomsep.experiments.synthetic import mixtures
-from atomsep.importance.colours import css, ink_on
+from atomsep.importance.colours import INK, css, ink_on
 from atomsep.importance.figure import PARTICLES, draw_histogram
 from atomsep.importance.words import Word
-from atomsep.report.style import CLASSES, COLUMN, GREEN, INK, PAGE
+from atomsep.report.style import CLASSES, COLUMN, GREEN, PAGE
 
 LETTER, LINE = 0.602 * 7 / 72, 0.17
 """Width of a letter of DejaVu Sans Mono at 7 points, and height of a line, in inches."""
