@@ -34,11 +34,12 @@ SLOW = {
     *("core/kernels/test_measure_kernels.py", "core/kernels/test_pairs_kernels.py"),
     *(f"experiments/test_{name}.py" for name in ("cache", "full_disk", "graphs", "kills")),
     *(f"experiments/test_{name}.py" for name in ("own_experiments", "runs", "trained", "training")),
+    *("cli/test_explain.py", "experiments/test_atoms_file.py", "experiments/test_recording.py"),
     *(f"experiments/gan/test_{name}.py" for name in ("evaluation", "fidelity", "gan", "stacked")),
     *("experiments/images/test_images.py", "experiments/text/test_text.py"),
     *("experiments/sweeps/test_search.py", "experiments/sweeps/test_sweep.py"),
     *("hooks/test_attach_regimes.py", "hooks/test_compiled.py", "methods/test_method_registry.py"),
-    "report/test_figures.py",
+    *("report/test_figures.py", "report/test_report_browser.py"),
 }
 """Files that train, compile, interpret kernels or start processes: not part of make test-fast."""
 

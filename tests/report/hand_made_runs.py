@@ -30,7 +30,7 @@ def write_run(
     /,
     *,
     atoms: Atoms | None = None,
-    classes: list[str] | None = None,
+    classes: Any = None,
     tiny: bool = False,
     **more: Any,
 ) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,17 @@ def test_runs_without_samples_or_curves_have_a_page(tmp_path: Path) -> None:
     assert "No run has kept samples" in text
     assert "The runs recorded no training curves" in text
     assert "All runs are plain" in text
+
+
+def test_tokens_without_a_place_have_a_number(tmp_path: Path) -> None:
+    """Such as those of a layer that has images, but no grid."""
+    atoms = image_atoms(2)
+    flat = replace(atoms, charges=atoms.charges.reshape(2, 15))
+    write_run(tmp_path, "flowers", "atom", 0, 0.5, atoms=flat, classes=3, files=None)
+    [run] = samples(written(tmp_path))["runs"]
+    assert run["grid"] == [1, 15]
+    assert [text for _, text, _ in run["samples"][0]["tokens"]] == [str(n) for n in range(1, 16)]
+    assert run["samples"][1]["label"] == "1", "a class without a name has its number"
 
 
 def test_pictures_come_from_the_runs_folder_alone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The commands: `atomsep train`, `sweep`, `list`, and those of `reporting`.
+"""The commands: `atomsep train`, `sweep`, `list`, and those of `reporting` and `explaining`.
 
 Everything that is slow to import is imported where it is used, after the arguments were checked,
 so that help and refusals come at once.
@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 import atomsep
-from atomsep.cli import arguments, display, reporting, tables
+from atomsep.cli import arguments, display, explaining, reporting, tables
 from atomsep.cli.arguments import chosen_methods, chosen_search_seeds, chosen_seeds, chosen_workers
 from atomsep.cli.main import FAILED, STOPPED
 from atomsep.experiments.entry_points import import_extensions
@@ -231,6 +231,7 @@ def sweep(
 app.command()(reporting.table)
 app.command()(reporting.figures)
 app.command()(reporting.report)
+app.command()(explaining.explain)
 
 
 @app.command("list")

@@ -144,6 +144,20 @@ class SweepDisplay(_Display):
         self.say_now_and_then(f"Runs: {count}")
 
 
+class CountDisplay(_Display):
+    """Shows how many of some things are done."""
+
+    def __init__(self, console: SafeConsole, doing: str, total: int) -> None:
+        super().__init__(
+            console, "{task.description}", BarColumn(20), TimeRemainingColumn(), "left"
+        )
+        self.bar = self.add_task(doing, total=total)
+
+    def advance_one(self) -> None:
+        """Count one more."""
+        self.advance(self.bar)
+
+
 def show_search(console: SafeConsole, found: Search) -> None:
     """Print all trials of a search, what it chose, what each method tried, and why some failed."""
     console.print(search_table(found))

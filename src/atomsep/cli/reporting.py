@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +12,18 @@ from atomsep.experiments.errors import ExperimentError, unknown
 from atomsep.experiments.runs import find_results
 
 Runs = Annotated[Path, typer.Argument(help="Folder of runs, or any folder within it.")]
+
+
+def results_under(root: Path) -> list[dict[str, Any]]:
+    """The results of all finished runs under a folder.
+
+    Raises:
+        ExperimentError: there is none.
+    """
+    results = find_results(root)
+    if not results:
+        raise ExperimentError(f"there is no finished run under {root}")
+    return results
 
 
 def table(
@@ -42,9 +54,7 @@ def table(
     """
     if format is not None and format not in tables.FORMATS:
         raise unknown("format", format, tables.FORMATS)
-    results = find_results(runs)
-    if not results:
-        raise ExperimentError(f"there is no finished run under {runs}")
+    results = results_under(runs)
     if out is None:
         tables.print_tables(results, format)
     else:
@@ -93,6 +103,7 @@ def report(
 
     - `atomsep report runs/flowers --out flowers.html`
     """
+    results_under(runs)
     from atomsep.report.page import write_report
 
     write_report(runs, out)

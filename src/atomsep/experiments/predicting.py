@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,12 @@ class Inputs(ABC):
     """How a family of experiments brings samples into its models.
 
     What a model needs besides its weights is here, so that a finished run works without its data.
+
+    Attributes:
+        kind: what samples are: "images", "sentences" or "numbers".
     """
+
+    kind: ClassVar[str]
 
     @abstractmethod
     def see(self, samples: Sequence[Any]) -> list[Any]:

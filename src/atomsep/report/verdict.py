@@ -50,3 +50,12 @@ def verdict(group: Group, place: int) -> Verdict | None:
     if found.t_holm >= SIGNIFICANT:
         return Verdict(OPEN, reason)
     return Verdict(BETTER if (found.difference > 0) == group.higher_is_better else WORSE, reason)
+
+
+def summary(group: Group, place: int) -> str:
+    """A sentence about a row: what it is compared with, what the seeds show, and the numbers."""
+    title, found = group.rows[place].title, verdict(group, place)
+    if found is None:
+        return f"{title}: there is no plain run to compare with."
+    plain = next(row.title for row in group.rows if row.method == "plain")
+    return f"{title} against {plain}: {found.word}. {found.reason}."

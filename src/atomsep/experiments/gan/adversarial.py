@@ -215,7 +215,8 @@ class Gan(Task):
 
     def describe(self) -> dict[str, Any]:
         """The number of channels of the images."""
-        return {"channels": self.discriminator.module.main[0].in_channels}
+        first = torch.zeros(1, dtype=torch.long, device=self.home)
+        return {"channels": self.training.batch(first).shape[1]}
 
     def atoms(self, most: int) -> Atoms | None:
         """Generated images with their charges, from the noise of the picture."""

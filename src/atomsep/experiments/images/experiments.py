@@ -104,6 +104,7 @@ FLOWERS = replace(
     name="flowers",
     title="Flowers",
     summary="ResNet-18 from scratch on Flowers-102",
+    settings=ImageSettings(evaluate_every=5),  # it has three times as many test images as others
     build=deferred("atomsep.experiments.images.build:build_flowers"),
 )
 IMAGENET = replace(

@@ -31,6 +31,8 @@ class ImageInputs(Inputs):
         transform: from a Pillow image to the model's input, as a Pillow image.
     """
 
+    kind = "images"
+
     def __init__(self, size: int, mean: Sequence[float], deviation: Sequence[float]) -> None:
         self.mean, self.deviation = tuple(mean), tuple(deviation)
         self.transform = Augmentation("none", size).prepare

@@ -68,6 +68,8 @@ def load(saved: Saved) -> TrainedClassifier:
 class MixtureInputs(Inputs):
     """Samples are five numbers."""
 
+    kind = "numbers"
+
     def see(self, samples: Sequence[Any]) -> list[Tensor]:
         """Samples as tensors `(5,)`."""
         seen = [torch.as_tensor(sample, dtype=torch.float32) for sample in samples]

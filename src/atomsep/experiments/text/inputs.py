@@ -45,6 +45,8 @@ class TextInputs(Inputs):
         length: the largest number of tokens; longer sentences are cut.
     """
 
+    kind = "sentences"
+
     def __init__(self, tokenizer: Any, length: int) -> None:
         self.tokenizer, self.length = tokenizer, length
 
