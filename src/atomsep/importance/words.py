@@ -187,8 +187,8 @@ def to_page(title: str, sentences: Iterable[tuple[str, str]]) -> str:
         sentences: pairs of a heading, which is escaped, and the HTML of a sentence.
     """
     legend = "".join(
-        f'<span style="background:{css(q)};color:{ink_on(q)};padding:0 .6em">{q:+g} {name}</span>'
-        for q, name in ((-1, "electron"), (0, "neutron"), (1, "proton"))
+        f'<span style="background:{css(q)};color:{ink_on(q)};padding:0 .6em">{name}</span>'
+        for q, name in ((-1, "−1 electron"), (0, "0 neutron"), (1, "+1 proton"))
     )
     rows = "\n".join(
         f"<dt>{html.escape(heading)}</dt><dd>{sentence}</dd>" for heading, sentence in sentences
