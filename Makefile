@@ -11,11 +11,11 @@ RUN := $(VENV)/bin
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: $(VENV)/ready  ## Train the paper's Gaussian mixtures, ten paired seeds; figures in demo/
+demo: $(VENV)/ready  ## Train the paper's Gaussian mixtures, ten paired seeds; report and figures in demo/
 	$(RUN)/python -m atomsep.cli.demo --out demo
 
 test: $(VENV)/ready lint  ## Format, lint, types, tests, doctests
-	$(RUN)/python -m pytest -n auto --dist worksteal
+	$(RUN)/python -m pytest -n auto --dist worksteal -rs
 
 test-fast: $(VENV)/ready  ## The tests without the slow ones, for the inner loop: two minutes
 	$(RUN)/python -m pytest -n auto --dist worksteal -m "not slow"

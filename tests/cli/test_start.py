@@ -45,6 +45,7 @@ CALLS = {
     "sweep synthetic --mps --device cpu": 1,
     "table nowhere": 1,
     "table . --format html": 1,
+    "report nowhere": 1,
     "list synthetc": 1,
 }
 """Calls that train nothing, and their exit codes."""

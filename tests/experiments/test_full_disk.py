@@ -58,7 +58,8 @@ def test_a_checkpoint_leaves_no_half_file(tmp_path: Path) -> None:
     process.join()
     assert (tmp_path / "said").read_text().endswith(f"checkpoint.pt {ADVICE}")
     folder = KEY.folder(tmp_path)
-    assert {path.name for path in folder.iterdir()} == {".lock", "config.json", "metrics.jsonl"}
+    whole = {".lock", "config.json", "distances.npz", "metrics.jsonl"}
+    assert {path.name for path in folder.iterdir()} == whole
 
 
 @pytest.mark.parametrize("size", [2500, 100_000, 3_999_000])

@@ -102,6 +102,17 @@ def test_pieces_of_one_character_stay_one_word() -> None:
     assert [word.text for word in words if not word.special] == ["so", "🙂", "é"]
 
 
+def test_words_whose_places_are_not_known_have_the_text_of_their_pieces() -> None:
+    tokens = [("[CLS]", -1, -1, -1), ("un", 0, -1, -1), ("##seen", 0, -1, -1), ("▁cat", 1, -1, -1)]
+    words = merge_words("Unseen cat", tokens, [0, 1, 0, -1])
+    assert [(word.text, word.charge) for word in words] == [
+        ("[CLS]", 0),
+        ("unseen", 0.5),
+        ("cat", -1),
+    ]
+    assert to_terminal("Unseen cat", words).plain.split() == ["[CLS]", "unseen", "cat"]
+
+
 def test_a_cut_sentence_shows_what_was_cut() -> None:
     tokens = tokens_of(wordpiece(), SENTENCE, max_length=6)
     words = merge_words(SENTENCE, tokens, [1.0] * 6)

@@ -1,4 +1,4 @@
-"""The commands: `atomsep train`, `sweep`, `list`, `layers`; more in `reporting` and `explaining`.
+"""The commands: `atomsep train`, `sweep`, `list`; more in `reporting`, `explaining`, `layering`.
 
 Everything that is slow to import is imported where it is used, after the arguments were checked,
 so that help and refusals come at once.
@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 import atomsep
-from atomsep.cli import arguments, display, explaining, reporting, tables
+from atomsep.cli import arguments, display, explaining, layering, reporting, tables
 from atomsep.cli.arguments import chosen_methods, chosen_search_seeds, chosen_seeds, chosen_workers
 from atomsep.cli.main import FAILED, STOPPED
 from atomsep.experiments.entry_points import import_extensions
@@ -229,8 +229,10 @@ def sweep(
 
 
 app.command()(reporting.table)
+app.command()(reporting.figures)
 app.command()(reporting.report)
 app.command()(explaining.explain)
+app.command()(layering.layers)
 
 
 @app.command("list")
@@ -265,41 +267,3 @@ def list_(
         what = chosen.plain if name == "plain" else METHODS[name].summary
         table.add_row(name, weight, what)
     console.print(table)
-
-
-@app.command()
-def layers(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A torchvision or timm name, a Hugging Face folder or name, or "
-            "package.module:function, which returns a model and an example batch."
-        ),
-    ],
-) -> None:
-    """Show the layers of a model that `atomsep.attach` can take, and the one to start with.
-
-    The model is built without weights and runs once on noise.
-
-    Examples:
-    - `atomsep layers resnet18`
-
-    - `atomsep layers vit_tiny_patch16_224`
-
-    - `atomsep layers my_models:make`
-    """
-    from atomsep.cli.models import find_model
-    from atomsep.hooks.layers import COLUMNS, layers, row
-
-    console = display.make_console()
-    try:
-        found = layers(*find_model(model))
-    except ValueError as error:
-        raise ExperimentError(f"{model}: {error}") from error
-    table = Table(*COLUMNS, title=model)
-    for each in found:
-        table.add_row(*row(each), style="bold" if each.name == found.recommended else None)
-    console.print(table)
-    if found.refused:
-        console.say(f"Layers that need arguments to attach: {len(found.refused)}")
-    console.say(f"Recommended: {found.recommended}, {found.reason}")

@@ -1,9 +1,9 @@
-"""Commands that show finished runs: `atomsep table` and `atomsep report`."""
+"""Commands that show finished runs: `atomsep table`, `figures` and `report`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +12,18 @@ from atomsep.experiments.errors import ExperimentError, unknown
 from atomsep.experiments.runs import find_results
 
 Runs = Annotated[Path, typer.Argument(help="Folder of runs, or any folder within it.")]
+
+
+def results_under(root: Path) -> list[dict[str, Any]]:
+    """The results of all finished runs under a folder.
+
+    Raises:
+        ExperimentError: there is none.
+    """
+    results = find_results(root)
+    if not results:
+        raise ExperimentError(f"there is no finished run under {root}")
+    return results
 
 
 def table(
@@ -42,13 +54,38 @@ def table(
     """
     if format is not None and format not in tables.FORMATS:
         raise unknown("format", format, tables.FORMATS)
-    results = find_results(runs)
-    if not results:
-        raise ExperimentError(f"there is no finished run under {runs}")
+    results = results_under(runs)
     if out is None:
         tables.print_tables(results, format)
     else:
         tables.write_tables(results, out)
+
+
+def figures(
+    runs: Runs,
+    out: Annotated[Path, typer.Option(help="Folder of the figures.")] = Path("figures"),
+    projection: Annotated[
+        str, typer.Option(help="The latent space in two dimensions: pca or tsne.")
+    ] = "pca",
+) -> None:
+    """Draw the paper's figures from finished runs, as PNG and PDF.
+
+    Which figures there are depends on the runs: metrics by method, ablations, atomic distances, and
+    images or sentences with their charges; for the Gaussian mixtures also the latent space and
+    charges by value. `captions.md` shows them all, with data, seeds and what to see.
+
+    Examples:
+    - `atomsep figures runs`
+
+    - `atomsep figures runs/synthetic --out paper --projection tsne`
+    """
+    from atomsep.report.figures import write_figures
+
+    files = write_figures(runs, out, projection)
+    count = display.counted(sum(path.suffix == ".png" for path in files), "figure")
+    display.make_console().say(
+        f"{count} as PNG and PDF; {files[-1]} shows them with their captions"
+    )
 
 
 def report(
@@ -66,6 +103,7 @@ def report(
 
     - `atomsep report runs/flowers --out flowers.html`
     """
+    results_under(runs)
     from atomsep.report.page import write_report
 
     write_report(runs, out)

@@ -66,7 +66,9 @@ def draw(console: SafeConsole, table: Table) -> None:
         if column in table.columns:
             left_out.append(column)
         sections = [_drawn(table.columns, section, left_out) for section in table.sections]
-        if all(console.measure(each, options=endless).maximum <= console.width for each in sections):
+        if all(
+            console.measure(each, options=endless).maximum <= console.width for each in sections
+        ):
             break
     console.print(Text(printable(table.title), style="bold"))
     for section, drawn in zip(table.sections, sections, strict=True):
@@ -75,7 +77,8 @@ def draw(console: SafeConsole, table: Table) -> None:
     for note in table.notes:
         console.print(note)
     if left_out:
-        console.print(f"No room for: {', '.join(left_out)}; `atomsep table --format markdown` has all columns.")
+        whole = "`atomsep table --format markdown` has all columns"
+        console.print(f"No room for: {', '.join(left_out)}; {whole}")
     console.print()
 
 

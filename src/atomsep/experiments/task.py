@@ -110,9 +110,9 @@ class Task(ABC):
         """What a checkpoint must hold: models, optimisers and the method, by name."""
 
     def distances(self) -> Tensor | None:
-        """Atomic distances of some samples, always the same, at the method's layer, `(pairs,)`.
+        """Quantiles of the atomic distances of some samples, always the same; see `distances.py`.
 
-        None if the layer has no tokens.
+        None if the method's layer has no tokens.
         """
         return None
 

@@ -6,6 +6,7 @@ three channels; charges are `(M, h, w)`, or `(M, L)` for a layer whose tokens ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,7 @@ def overlay(images: Any, charges: Any, **where: Any) -> Any:
 
     images = as_bytes(images)
     colours = diverging(_pixels_of(images, charges, where)).astype(np.float32)
-    grey = (images @ np.float32([0.299, 0.587, 0.114]))[..., None]
+    grey = (images @ np.array([0.299, 0.587, 0.114], dtype=np.float32))[..., None]
     return np.rint(OPACITY * colours + (1 - OPACITY) * grey).astype(np.uint8)
 
 
@@ -189,7 +190,8 @@ def sample_width(width: int) -> int:
 
 def default_columns(count: int, size: Sequence[int]) -> int:
     """Samples in a row of a picture that is about twice as wide as high."""
-    return max(1, min(count, round((2 * count * size[0] / sample_width(size[1])) ** 0.5)))
+    shape = size[0] / sample_width(size[1])
+    return max(1, min(count, round(math.sqrt(2 * count * shape))))
 
 
 def write_png(path: str | Path, picture: Any) -> None:

@@ -1,7 +1,8 @@
 """Charges of sentences: pieces of words merged, shown in HTML and on terminals, and averaged.
 
 A token is `(piece, word, start, end)`: its text in the vocabulary, the number of its word or -1 for
-a special token such as `[CLS]`, and its place in the sentence, in characters.
+a special token such as `[CLS]`, and its place in the sentence, in characters; a start below 0 means
+that the place is not known.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 SPECIAL = -1
 """The number of the word that special tokens belong to."""
 
+MARKS = "▁Ġ"
+"""What sentencepiece and byte-level BPE write for the space in front of a word."""
+
 Token = tuple[str, int, int, int]
 
 
@@ -31,7 +35,7 @@ class Word:
     Attributes:
         text: as the sentence has it; the name of a special token.
         charge: mean over its pieces.
-        start: first character in the sentence.
+        start: first character in the sentence; -1 if it is not known.
         end: character after the last.
         special: whether it is a special token, which is not part of the sentence.
         pieces: number of tokens.
@@ -111,6 +115,8 @@ def _joined(sentence: str, before: Sequence[Any], token: Sequence[Any]) -> bool:
     if SPECIAL in (before[1], token[1]) or before[1] != token[1]:
         return False
     end, (start, stop) = before[3], token[2:4]
+    if start < 0:
+        return True
     # A piece may begin with the space in front of its word.
     between = sentence[end:start] + sentence[max(start, end) : stop][:1]
     return not any(character.isspace() for character in between)
@@ -120,6 +126,9 @@ def _word(sentence: str, tokens: Sequence[Sequence[Any]], charges: Sequence[floa
     start, end = min(token[2] for token in tokens), max(token[3] for token in tokens)
     if tokens[0][1] == SPECIAL:
         return Word(tokens[0][0], charges[0], start, end, special=True)
+    if start < 0:
+        text = "".join(piece.removeprefix("##").strip(MARKS) for piece, *_ in tokens)
+        return Word(text, fmean(charges), -1, -1, pieces=len(tokens))
     text = sentence[start:end]
     start += len(text) - len(text.lstrip())
     end -= len(text) - len(text.rstrip())
@@ -132,6 +141,10 @@ def _in_order(sentence: str, words: Iterable[Word]) -> Iterator[tuple[str, Word 
     """All texts of a sentence as they follow each other; None where no word has a charge."""
     place = 0
     for word in words:
+        if word.start < 0 and not word.special:
+            yield from ((word.text, word), (" ", None))
+            place = len(sentence)
+            continue
         if not word.special and word.start > place:
             yield sentence[place : word.start], None
         yield word.text, word
@@ -174,8 +187,8 @@ def to_page(title: str, sentences: Iterable[tuple[str, str]]) -> str:
         sentences: pairs of a heading, which is escaped, and the HTML of a sentence.
     """
     legend = "".join(
-        f'<span style="background:{css(q)};color:{ink_on(q)};padding:0 .6em">{q:+g} {name}</span>'
-        for q, name in ((-1, "electron"), (0, "neutron"), (1, "proton"))
+        f'<span style="background:{css(q)};color:{ink_on(q)};padding:0 .6em">{name}</span>'
+        for q, name in ((-1, "−1 electron"), (0, "0 neutron"), (1, "+1 proton"))
     )
     rows = "\n".join(
         f"<dt>{html.escape(heading)}</dt><dd>{sentence}</dd>" for heading, sentence in sentences

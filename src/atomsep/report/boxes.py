@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from atomsep.importance.colours import INK
 from atomsep.report.groups import Row
-from atomsep.report.style import COLUMN, FAINT, INK, PAGE, colour_of, label_of
+from atomsep.report.style import COLUMN, FAINT, PAGE, colour_of, label_of
 
 
 def boxes_by_method(rows: Sequence[Row], label: str, best: float | None = None) -> Figure:
@@ -43,6 +44,7 @@ def boxes_by_method(rows: Sequence[Row], label: str, best: float | None = None) 
         text = f"best possible: {best:.1f} %"
         axes.annotate(text, (-0.4, best), (0, 2), textcoords="offset points", fontsize=6.5)
     axes.set_xticks(range(len(rows)), tick_labels(rows))
+    axes.ticklabel_format(axis="y", useOffset=False)
     axes.set(xlim=(-0.5, len(rows) - 0.3), ymargin=0.12, ylabel=label)
     return figure
 

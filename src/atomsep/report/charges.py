@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 
 import atomsep
 from atomsep.experiments.synthetic import mixtures
-from atomsep.importance.colours import css, ink_on
+from atomsep.importance.colours import INK, css, ink_on
 from atomsep.importance.figure import PARTICLES, draw_histogram
 from atomsep.importance.words import Word
-from atomsep.report.style import CLASSES, COLUMN, GREEN, INK, PAGE
+from atomsep.report.style import CLASSES, COLUMN, GREEN, PAGE
 
 LETTER, LINE = 0.602 * 7 / 72, 0.17
 """Width of a letter of DejaVu Sans Mono at 7 points, and height of a line, in inches."""
@@ -42,7 +42,7 @@ def charge_by_value(models: Sequence[mixtures.MixtureClassifier], layer: str = "
     axes.axhline(0, color=INK, lw=0.6)
     axes.set(xlim=(-3, 3), ylim=(-1.08, 1.08), xlabel="value x of the sub-unit", ylabel="charge q")
     axes.set_yticks([*PARTICLES], [*PARTICLES.values()])
-    axes.legend(loc="upper left")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0)
     return figure
 
 

@@ -1,7 +1,7 @@
 """Charts as SVG: every seed, differences with their intervals, training curves.
 
-Colours are classes, so that the page's style chooses them for a light or a dark screen. Labels stand
-above what they name, and a chart stays readable where a telephone makes it narrow.
+Colours are classes, so that the page's style chooses them for a light or a dark screen. Labels
+stand above what they name, so that a chart is readable on a narrow screen too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from atomsep.report.numbers import interval_text, signed
 from atomsep.report.verdict import UNTESTED, verdict
 
 WIDTH = 380
-MARGIN = 14
+MARGIN = 20
 TOP = 18
 PER_ROW = 36
 CURVE_HEIGHT = 190
@@ -82,7 +82,16 @@ def scale(values: Sequence[float], start: float, end: float) -> Scale:
 
 
 def tick_text(value: float) -> str:
-    """A number beside an axis."""
+    """A number beside an axis.
+
+    Example:
+        >>> tick_text(-0.25), tick_text(20000.0), tick_text(0.000125), tick_text(3e7)
+        ('−0.25', '20000', '1.25e-4', '3e7')
+    """
+    size = abs(value)
+    if size and not 1e-3 <= size < 1e5:
+        mantissa, _, exponent = f"{value:.3e}".partition("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}".replace("-", "−", value < 0)
     return f"{value:.6g}".replace("-", "−")
 
 
@@ -94,23 +103,28 @@ def seeds_chart(group: Group) -> Html:
     place = scale([v for values in finite for v in values], MARGIN, WIDTH - MARGIN)
     bottom = TOP + PER_ROW * len(group.rows)
     parts = [_axis_below(place, bottom, group.label)]
-    for number, (row, values) in enumerate(zip(group.rows, finite, strict=True)):
+    for row in group.rows:
+        if row.method == "plain" and math.isfinite(row.mean):
+            x = place(row.mean)
+            parts.append(element("line", x1=x, x2=x, y1=TOP, y2=bottom, class_="plain"))
+    for number, row in enumerate(group.rows):
         y = TOP + PER_ROW * number + 20
         parts.append(element("text", row.title, x=MARGIN, y=y - 10.0, class_="label"))
         parts += [
             element(
                 "circle",
                 element("title", f"{row.title}, seed {seed}: {value:.4g}"),
-                **{"cx": place(value), "cy": y, "r": 4, "class_": f"dot {colour(number)}"},
+                cx=place(value),
+                cy=y,
+                r=4,
+                class_=f"dot {colour(number)}",
             )
             for seed, value in sorted(row.values.items())
             if math.isfinite(value)
         ]
-        if values and len(values) == len(row.values):
+        if math.isfinite(row.mean):
             x = place(row.mean)
             parts.append(element("line", x1=x, x2=x, y1=y - 7, y2=y + 7, class_="mean"))
-            if row.method == "plain":
-                parts.append(element("line", x1=x, x2=x, y1=TOP, y2=bottom, class_="plain"))
     what = f"{group.label}: a dot is a seed, a bar the mean"
     return _svg(bottom + 36, what, parts)
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from atomsep.core.statistics import Statistics
 from atomsep.functional import equilibrium_distance, pair_energy
-from atomsep.report.style import COLUMN, INK
+from atomsep.importance.colours import INK
+from atomsep.report.style import COLUMN
 
 SIMILARITIES = {0.5: "#c3b5dd", 1.0: "#a58fcb", 1.5: "#7d62b4", 2.0: "#5b3f98", 4.0: "#33206b"}
 """Values of k whose energy is drawn, and their colours."""

@@ -19,6 +19,7 @@ from atomsep.experiments.atoms_file import read_atoms
 from atomsep.experiments.files import write_text
 from atomsep.importance.colours import STOPS
 from atomsep.report import sections
+from atomsep.report.embedded import pictures
 from atomsep.report.html import Html, element, embedded_json, together
 from atomsep.report.parts import Finished, Part, divide, find_runs
 from atomsep.report.samples import MOST_SAMPLES, STEPS, explored
@@ -46,14 +47,17 @@ def build_page(runs: Sequence[Finished]) -> str:
     """The report of some finished runs as HTML."""
     parts = divide(runs)
     explorable, left_out = samples_of(parts)
-    below = [picture for part in parts for picture in sections.pictures(part)]
+    below = [
+        element("div", *(each for part in parts for each in pictures(part)), class_="pictures")
+    ]
     if left_out:
-        note = f"The samples of {left_out} more runs are not in this report."
+        more = "1 more run is" if left_out == 1 else f"{left_out} more runs are"
+        note = f"There was no room for all samples: {more} not in the explorer."
         below.insert(0, element("p", note, class_="note"))
     explorer = Html(_file("explorer.html")) if explorable else element("p", NO_SAMPLES)
     shown = [
         ("Verdict", sections.verdicts(parts)),
-        *((part.title, sections.charts(part)) for part in parts),
+        *((part.title, sections.results(part)) for part in parts),
         ("Tables", sections.tables(runs)),
         ("Samples", together(explorer, *below)),
         ("Settings", together(*map(sections.settings, parts))),
@@ -92,14 +96,16 @@ def samples_of(parts: Iterable[Part]) -> tuple[list[dict[str, Any]], int]:
         for row, runs in zip(part.main.rows, part.runs, strict=True):
             for run in runs:
                 atoms = read_atoms(run.folder)
-                if atoms is None:
+                if atoms is None or not len(atoms):
                     continue
                 count += len(atoms.charges)
                 if count > MOST_SAMPLES:
                     left_out += 1
                 else:
                     title = f"{part.title}: {row.title}, seed {run.result['seed']}"
-                    found.append(explored(atoms, title, run.result.get("classes") or []))
+                    classes = run.result.get("classes")
+                    names = classes if isinstance(classes, list) else []
+                    found.append(explored(atoms, title, names))
                 break
     return found, left_out
 

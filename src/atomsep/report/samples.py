@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from atomsep.report.embedded import png_uri
 from atomsep.report.numbers import signed
 
 if TYPE_CHECKING:
@@ -34,9 +35,12 @@ def explored(atoms: Atoms, title: str, classes: Sequence[str]) -> dict[str, Any]
         samples; and per sample its class, the predicted one, and an image or tokens.
     """
     charges = np.asarray(atoms.charges, np.float32)
-    images = [None] * len(charges) if atoms.images is None else list(map(data_uri, atoms.images))
-    tokens = [None] * len(charges) if atoms.images is not None else _tokens(atoms, charges)
-    grid = charges.shape[1:] if atoms.images is not None else (1, charges[0].size)
+    images: list[Any] = [None] * len(charges)
+    tokens: list[Any] = [None] * len(charges)
+    if atoms.images is not None and charges.ndim == 3:
+        images, grid = list(map(data_uri, atoms.images)), charges.shape[1:]
+    else:
+        tokens, grid = _tokens(atoms, charges), (1, charges[0].size)
     whole = np.rint(np.nan_to_num(charges).clip(-1, 1) * STEPS).astype("<i2")
     return {
         "title": title,
@@ -99,11 +103,6 @@ def data_uri(image: Any) -> str:
     shown = array[0] if len(array) == 1 else array.transpose(1, 2, 0)
     Image.fromarray(np.ascontiguousarray(shown)).save(file, "PNG", optimize=True)
     return png_uri(file.getvalue())
-
-
-def png_uri(png: bytes) -> str:
-    """The contents of a PNG file as an address."""
-    return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
 def _name(numbers: Any, place: int, classes: Sequence[str]) -> str | None:

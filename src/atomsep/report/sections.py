@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
 
 from atomsep.experiments.registry import EXPERIMENTS
 from atomsep.report.charts import colour, curve_chart, differences_chart, seeds_chart
 from atomsep.report.curves import Point, average_curves, read_lines
+from atomsep.report.embedded import figures
 from atomsep.report.groups import OF_A_METHOD, Group, assignments
 from atomsep.report.html import Html, element, together
 from atomsep.report.parts import Finished, Part
-from atomsep.report.samples import png_uri
 from atomsep.report.tables import build_tables
 from atomsep.report.verdict import BETTER, OPEN, WORSE, verdict
 
@@ -25,19 +24,17 @@ HOW_JUDGED = (
 FIRST_CURVES = 3
 """Charts of curves that are shown at once; the others are folded."""
 
-PNG = b"\x89PNG\r\n\x1a\n"
-MOST_BYTES = 4_000_000
-"""Size of a picture of a run beyond which it is left out."""
-
 
 def verdicts(parts: Sequence[Part]) -> Html:
     """What the seeds show, method by method."""
     found = []
     for part in parts:
-        for group in part.groups:
+        for place, group in enumerate(part.groups):
             less = "" if group.higher_is_better else ", less is better"
-            found.append(element("h3", f"{part.title}: {group.label}{less}"))
-            if group.tiny:
+            plain = [row.title for row in group.rows if row.method == "plain"]
+            against = f", against {plain[0]}" if plain and len(group.rows) > 1 else ""
+            found.append(element("h3", f"{part.title}: {group.label}{against}{less}"))
+            if group.tiny and place == 0:
                 found.append(element("p", TINY, class_="warning"))
             found.append(_verdicts_of(group))
     return together(*found, element("p", HOW_JUDGED, class_="note"))
@@ -47,8 +44,9 @@ def _verdicts_of(group: Group) -> Html:
     rows = [(row.title, verdict(group, place)) for place, row in enumerate(group.rows)]
     judged = [(title, found) for title, found in rows if found is not None]
     if not judged:
-        why = "only plain runs" if group.rows[0].method == "plain" else "no plain run to compare with"
-        return element("p", f"Nothing to compare: there is {why}.")
+        plain = group.rows[0].method == "plain"
+        why = "All runs are plain" if plain else "There is no plain run to compare with"
+        return element("p", f"{why}.")
     order = {BETTER: 0, WORSE: 1, OPEN: 2}
     judged.sort(key=lambda each: order.get(each[1].word, len(order)))
     return element(
@@ -67,13 +65,14 @@ def _verdicts_of(group: Group) -> Html:
     )
 
 
-def charts(part: Part) -> Html:
-    """Seeds and differences for every metric, then the training curves."""
-    figures = [
+def results(part: Part) -> Html:
+    """Seeds and differences for every metric, training curves, and figures of the paper."""
+    charts = [
         element("div", seeds_chart(group), differences_chart(group), class_="charts")
         for group in part.groups
     ]
-    return together(*figures, training_curves(part))
+    drawn = element("div", *figures(part), class_="pictures")
+    return together(*charts, training_curves(part), drawn)
 
 
 def training_curves(part: Part) -> Html:
@@ -95,7 +94,8 @@ def training_curves(part: Part) -> Html:
         *(
             element(
                 *("button", element("i", class_=colour(n)), row.title),
-                **{"type": "button", "data_row": n},
+                type="button",
+                data_row=n,
             )
             for n, row in enumerate(part.main.rows)
         ),
@@ -133,31 +133,6 @@ def tables(runs: Sequence[Finished]) -> Html:
     return together(
         *(each for table in found for each in (element("h3", table.title), table.html()))
     )
-
-
-def pictures(part: Part) -> list[Html]:
-    """The pictures that the first run of each row wrote, such as samples of a GAN."""
-    found = []
-    for row, runs in zip(part.main.rows, part.runs, strict=True):
-        for name in runs[0].result.get("files", []):
-            png = _read_picture(runs[0], name)
-            if png is not None:
-                seed = runs[0].result["seed"]
-                caption = f"{part.title}, {row.title}, seed {seed}: {name}"
-                image = element("img", src=png_uri(png), alt=caption, loading="lazy")
-                found.append(element("figure", image, element("figcaption", caption)))
-    return found
-
-
-def _read_picture(run: Finished, name: Any) -> bytes | None:
-    """A PNG file of a run; None if it is no file of its folder, or too large."""
-    if not isinstance(name, str) or name not in {path.name for path in run.folder.iterdir()}:
-        return None
-    path = run.folder / name
-    if not path.is_file() or path.stat().st_size > MOST_BYTES:
-        return None
-    png = path.read_bytes()
-    return png if png.startswith(PNG) else None
 
 
 def settings(part: Part) -> Html:

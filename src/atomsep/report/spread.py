@@ -21,11 +21,15 @@ LOOKS: dict[str, dict[str, Any]] = {
 }
 
 
-def distances_over_training(runs: Mapping[str, Mapping[str, Any]]) -> Figure:
+def distances_over_training(
+    runs: Mapping[str, Mapping[str, Any]], plain: str = "Cross-Entropy"
+) -> Figure:
     """How far apart samples are, in one panel per method; all panels have the same axes.
 
     Args:
-        runs: by method, then by moment ("start", "half", "end"): distances `(pairs,)`.
+        runs: by method, then by moment ("start", "half", "end"): distances `(n,)`, or
+            their quantiles.
+        plain: what the experiment calls the method "plain".
     """
     width = COLUMN if len(runs) == 1 else PAGE
     figure = Figure(figsize=(width, 2.1), layout="constrained")
@@ -39,7 +43,7 @@ def distances_over_training(runs: Mapping[str, Mapping[str, Any]]) -> Figure:
                 shares = 100 * np.histogram(moments[moment], edges)[0] / len(moments[moment])
                 look = {"color": colour_of(method), "lw": 1.1, **LOOKS[moment]}
                 axes.stairs(shares, edges, label=moment, **look)
-        axes.set_title(on_one_line(label_of(method)))
+        axes.set_title(on_one_line(label_of(method, plain)))
         axes.set_xlim(0, edges[-1])
     panels[0].set_ylabel("pairs of samples, %")
     panels[-1].legend(title="moment of training", title_fontsize=6.5)

@@ -16,7 +16,7 @@ BETTER, WORSE, OPEN, UNTESTED = "better", "worse", "no difference shown", "not t
 
 
 class Verdict(NamedTuple):
-    """A word, and the numbers behind it as the rest of a sentence."""
+    """A word, and the numbers behind it: difference, interval, seeds, p value."""
 
     word: str
     reason: str
@@ -34,30 +34,28 @@ def verdict(group: Group, place: int) -> Verdict | None:
     found = group.comparisons.get(place)
     if found is None:
         return None
-    plain = next(row for row in group.rows if row.method == "plain")
     seeds = len(found.seeds)
     if not seeds:
-        return Verdict(UNTESTED, f"no seed in common with {plain.title}")
+        return Verdict(UNTESTED, "no seed in common")
     over = f"over {seeds} paired seed{'s' * (seeds > 1)}"
-    gap = f"{signed(found.difference)} against {plain.title} {over}"
+    gap = signed(found.difference)
     if seeds < ENOUGH:
-        return Verdict(UNTESTED, f"{gap}; a test needs {ENOUGH} seeds or more")
+        return Verdict(UNTESTED, f"{gap} {over}; a test needs at least {ENOUGH}")
     if math.isnan(found.low):
-        return Verdict(UNTESTED, f"{gap}; not all results are finite")
+        return Verdict(UNTESTED, f"{gap} {over}; not all results are finite")
     if math.isnan(found.t_holm):
-        return Verdict(UNTESTED, f"{gap}, the same in every seed, which the t test cannot judge")
-    numbers = (
-        f"{signed(found.difference)} (95 % interval {interval_text(found.low, found.high)}) "
-        f"against {plain.title} {over}, p = {p_text(found.t_holm)}"
-    )
+        return Verdict(UNTESTED, f"{gap} {over}, in each of them, which a t test cannot judge")
+    interval, p = interval_text(found.low, found.high), p_text(found.t_holm)
+    reason = f"{gap} (95 % interval {interval}) {over}, p = {p}"
     if found.t_holm >= SIGNIFICANT:
-        return Verdict(OPEN, numbers)
-    return Verdict(BETTER if (found.difference > 0) == group.higher_is_better else WORSE, numbers)
+        return Verdict(OPEN, reason)
+    return Verdict(BETTER if (found.difference > 0) == group.higher_is_better else WORSE, reason)
 
 
 def summary(group: Group, place: int) -> str:
-    """A sentence about a row: its name, what its seeds show, and the numbers."""
+    """A sentence about a row: what it is compared with, what the seeds show, and the numbers."""
     title, found = group.rows[place].title, verdict(group, place)
     if found is None:
         return f"{title}: there is no plain run to compare with."
-    return f"{title}: {found.word}. {found.reason}."
+    plain = next(row.title for row in group.rows if row.method == "plain")
+    return f"{title} against {plain}: {found.word}. {found.reason}."

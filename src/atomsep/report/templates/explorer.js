@@ -177,7 +177,7 @@ const imageView = () => {
       event.preventDefault();
       point(next);
     });
-    const caption = make("figcaption", { textContent: name });
+    const caption = make("figcaption", { textContent: name === "input" ? "image" : "charges" });
     return { canvas, frame, figure: make("figure", {}, panel, caption) };
   });
   $("view").replaceChildren(...panels.map(({ figure }) => figure));
