@@ -286,6 +286,18 @@ def test_the_legend_makes_a_method_stand_out(page: Browser) -> None:
         assert faint == (curve.get_attribute("data-row") != "1")
 
 
+def test_verdicts_are_written_in_their_colour(page: Browser) -> None:
+    """With a rim of the page's colour, which keeps lines behind the text away from it."""
+    colour = at(page, "span.verdict.better").value_of_css_property("color")
+    text = at(page, "text.verdict.better")
+    shown = {name: text.value_of_css_property(name) for name in ("fill", "stroke")}
+    paper = at(page, "body").value_of_css_property("background-color")
+    assert [value.replace("rgba", "rgb").split(",")[:2] for value in shown.values()] == [
+        value.replace("rgba", "rgb").split(",")[:2] for value in (colour, paper)
+    ]
+    assert colour != paper
+
+
 def test_five_hundred_samples(browser: Browser, tmp_path: Path) -> None:
     """The list has all of them; the page draws one."""
     for number, method in enumerate(("atom", "atom-no-neutrality", "atom-no-occupancy")):
