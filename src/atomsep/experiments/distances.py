@@ -63,7 +63,7 @@ def measure_distances(
         with suppress(TypeError, ValueError):  # no tokens, or which they are is not certain
             latent = reader.pick(output)[1].detach()
             layout = reader.layout(latent)
-            mask = reader.mask(layout, latent, training=False)
+            mask = reader.mask(layout, latent)
             nuclei.append(form_atoms(layout.tokens(latent).float(), mask=mask).nucleus)
 
     reader.listen(read)

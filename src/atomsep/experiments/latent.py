@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +34,8 @@ def bind(
     Raises:
         ExperimentError: the layer, the method or an option does not exist, or a value does not fit.
     """
-    layer, layout, weight = settings.layer, settings.layout, settings.weight
+    layer, weight = settings.layer, settings.weight
+    layout: Any = settings.layout
     try:
         with layer_errors():
             layers = find_layers(model, layer).values()
@@ -146,6 +148,12 @@ class MethodOnLayer:
     def stats(self) -> dict[str, float]:
         """Statistics of the last step; waits for the device. Empty for methods without any."""
         return {} if self.binding is None else self.binding.stats
+
+    def measured(self, what: str) -> dict[str, float]:
+        """What the last step measured, by the property's name; empty unless all are finite."""
+        found: dict[str, float] = getattr(self, what)
+        finite = all(map(math.isfinite, found.values()))
+        return {name: round(value, 7) for name, value in found.items()} if finite else {}
 
     def state_dict(self) -> dict[str, Any]:
         """The method's state, which is all that a resumed run needs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -94,7 +95,7 @@ class Shown:
 
     inputs: Inputs
     load: Callable[[int], Any]
-    labels: Sequence[int]
+    labels: Sequence[int] | Tensor
     classes: Sequence[str]
 
     def some(self, most: int) -> tuple[list[Any], list[int]]:
@@ -160,7 +161,7 @@ def predict(
                 classes[label],
                 float(probabilities[row, label]),
                 probabilities[row],
-                _of_row(charges, row, lambda own, item=seen[number]: inputs.own(own, item)),
+                _of_row(charges, row, partial(inputs.own, seen=seen[number])),
                 seen[number],
             )
         if progress is not None:

@@ -8,7 +8,6 @@ as an uninterrupted one does, bit for bit on a CPU.
 from __future__ import annotations
 
 import json
-import math
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -162,7 +161,8 @@ class Loop:
             if stop.is_set():
                 self._checkpoint(start)
                 raise StoppedError(f"stopped in epoch {self.epoch + 1}, with a checkpoint")
-            self._checkpoint_if_due(start)
+            if time.monotonic() - self.saved >= self.machine.checkpoint_seconds:
+                self._checkpoint(start)
         if self.step < task.steps:
             raise ExperimentError(
                 f"epoch {self.epoch + 1} had {self.step} batches, not {task.steps} as announced"
@@ -184,10 +184,7 @@ class Loop:
             )
 
     def _measured(self, what: str) -> dict[str, float]:
-        """What the method measured in the last step; empty unless all numbers are finite."""
-        found = {} if self.task.on_layer is None else getattr(self.task.on_layer, what)
-        finite = all(map(math.isfinite, found.values()))
-        return {name: round(value, 7) for name, value in found.items()} if finite else {}
+        return {} if self.task.on_layer is None else self.task.on_layer.measured(what)
 
     def _report_strength(self) -> None:
         self.about["strength_at_start"] = shares = self._measured("gradient_shares")
@@ -196,10 +193,6 @@ class Loop:
 
     def _done(self) -> int:
         return self.epoch * self.task.steps + self.step
-
-    def _checkpoint_if_due(self, start: float) -> None:
-        if time.monotonic() - self.saved >= self.machine.checkpoint_seconds:
-            self._checkpoint(start)
 
     def _parts(self) -> dict[str, Any]:
         """What a checkpoint holds: the task's parts, and the loss scale of half precision."""

@@ -37,7 +37,7 @@ class ImageInputs(Inputs):
         self.mean, self.deviation = list(mean), list(deviation)
         self.transform = Augmentation("none", size).prepare
 
-    def see(self, samples: Sequence[Any]) -> list[Tensor]:
+    def see(self, samples: Any) -> list[Tensor]:
         """Images as bytes, `(3, S, S)`."""
         from torchvision.transforms.functional import pil_to_tensor
 
