@@ -76,7 +76,7 @@ def check(
         task = task_of(run())
     latent = to_tokens(kept[0].clone())
     expected = gradients(model, task + WEIGHT * plain_loss(latent, real))
-    options = {"layout": "channels_last", "select": None, **options}
+    options = {"layout": "channels_last", "select": None, "skip_tokens": 0, **options}
     with atomsep.attach(model, layer, weight=WEIGHT, **options) as attachment:
         for _ in range(2):
             actual = gradients(model, task_of(run()) + attachment.loss())

@@ -37,8 +37,8 @@ class Prefix:
     ) -> int | None:
         """How many of a layer's tokens come before those of an image; None if nothing fits.
 
-        If the model does not tell the size of its patches, they are square, and the grid has the
-        proportions of the image.
+        If the model does not tell the size of its patches, they are taken to be square, so that
+        the grid has the proportions of the image.
 
         Args:
             tokens: the layer's number of tokens.
@@ -50,10 +50,11 @@ class Prefix:
         if not counts:
             return 0
         for image in images:
-            sides = range(1, min(image[-2:]) + 1)
-            squares = [(side, side) for side in sides]
-            exact = [(side, side) for side in sides if image[-1] % side == image[-2] % side == 0]
-            for patches in (self.patches, exact, squares):
+            squares = [(side, side) for side in range(1, min(image[-2:]) + 1)]
+            exact = [(a, b) for a, b in squares if image[-2] % a == image[-1] % b == 0]
+            # Later stages join patches, so their sides are multiples of the first ones.
+            joined = [(n * a, n * b) for a, b in self.patches for n in range(2, 65)]
+            for patches in (self.patches, joined) if self.patches else (exact, squares):
                 grids = set(_grids(image, patches))
                 for count in (0, *counts):
                     if tokens - count in grids:
