@@ -144,7 +144,7 @@ def _compare(
     batch = [axis for axis in range(len(usual)) if usual[axis] != few[axis]]
     if len(batch) != 1:
         return Truth(usual, problem="no batch axis" if not batch else unknown)
-    if (usual[batch[0]], few[batch[0]]) != (SAMPLES, FEW):
+    if (usual[batch[0]], few[batch[0]], changed[batch[0]]) != (SAMPLES, FEW, FEW):
         return Truth(usual, problem="samples folded with something else")
     rest = [axis for axis in range(len(usual)) if axis != batch[0]]
     tokens = [axis for axis in rest if few[axis] != changed[axis]]
