@@ -60,7 +60,7 @@ def test_a_model_that_is_compiled_from_the_start(lengthwise: bool) -> None:
         torch.testing.assert_close(attachment.importance, expected.importance)
     assert counter.frame_count == 1
     axes = "length_first (L, M, C)" if lengthwise else "channels_last (M, L, C)"
-    assert f"block: {axes} without the first 1 token, while compiling" in repr(attachment)
+    assert f"block: {axes} without the first token, while compiling" in repr(attachment)
 
 
 class Words(nn.Module):
@@ -109,6 +109,7 @@ def test_what_an_uncompiled_forward_decided_counts() -> None:
 def test_a_compiled_part_stops_the_walk() -> None:
     model = Tokens()
     model.block.compile(backend="aot_eager")
+    model(images(4))
     atomsep.attach(model, "activation")
     with pytest.raises(ValueError, match="not certain"):
         model(images(4))

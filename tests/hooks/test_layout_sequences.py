@@ -97,9 +97,11 @@ def test_sequences(build: Callable[[], nn.Module], layer: str, layout: str) -> N
     torch.manual_seed(0)
     model = build().double().train()
     seen: list[Tensor] = []
+    outputs: list[Any] = []
 
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         seen.append(output[0] if isinstance(output, tuple) else output)
+        outputs.append(output)
 
     handle = model.get_submodule(layer).register_forward_hook(hook)
     task = run_ids(model)
@@ -111,7 +113,8 @@ def test_sequences(build: Callable[[], nn.Module], layer: str, layout: str) -> N
     assert_same(gradients(model, run_ids(model) + attachment.loss()), expected, rtol=1e-7)
     assert attachment.importance.shape == IDS.shape
     axes = "length_first" if layout == "lmc" else "channels_last"
-    assert f"  {layer}: {axes} (" in repr(attachment)
+    entry = "output[0], " if isinstance(outputs[-1], tuple) else ""
+    assert f"  {layer}: {entry}{axes} (" in repr(attachment)
 
 
 class Folded(nn.Module):

@@ -53,8 +53,8 @@ def test_the_tokens_in_front_are_left_out(
     left = latent.shape[1] - count
     assert attachment.importance.shape == (2, left)
     torch.testing.assert_close(attachment.loss(), atomsep.AtomLoss()(latent[:, -left:]))
-    shown = f" without the first {count} token" in repr(attachment)
-    assert shown == (count > 0)
+    number = "token," if count == 1 else f"{count} tokens,"
+    assert (f" without the first {number}" in repr(attachment)) == (count > 0)
 
 
 def test_a_number_that_is_passed_counts() -> None:
@@ -103,11 +103,15 @@ def test_numbers_in_a_configuration(
     assert Prefix(model, model.inner[0]).of(tokens, [image]) == count
 
 
-def test_prefix_tokens_of_another_branch_do_not_count() -> None:
-    model = nn.ModuleDict({"vision": Vision(cls_token=1), "text": Configured()})
-    assert Prefix(model, model["text"].inner[0]).counts == [1]  # seen from the model, but
-    assert Prefix(model["text"], model["text"].inner[0]).counts == []
-    assert Prefix(model, model["text"].inner[0]).of(7, [(2, 3, 16, 16)]) is None
+def test_tokens_of_another_part_of_the_model() -> None:
+    vision = nn.ModuleDict({"inner": Vision(cls_token=1)})
+    model = nn.ModuleDict({"vision": vision, "head": Configured()})
+    prefix, image = Prefix(model, model["head"].inner[0]), [(2, 3, 16, 16)]
+    assert prefix.of(17, image) == 1
+    assert prefix.of(17, image, other_inputs=True) == 0  # these may be 17 words
+    near = Prefix(model, vision["inner"].norm)
+    assert near.of(17, image, other_inputs=True) == 1
+    assert near.of(7, image, other_inputs=True) is None
 
 
 def test_tokens_that_fit_no_grid_all_count_and_that_is_shown() -> None:

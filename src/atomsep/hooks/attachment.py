@@ -248,7 +248,7 @@ class Attachment:
             f"Attachment(layers={self.layers}, weight={self.weight:g}{state}, {self.criterion})"
         ]
         for tap in self._taps:
-            lines.append(f"  {tap.name}: {tap.reader.layout.describe(tap.forwards.last.read_as)}")
+            lines.append(f"  {tap.name}: {tap.reader.describe(tap.forwards.last.read_as)}")
         return "\n".join(lines)
 
     def _add(self, reader: LayerReader) -> None:

@@ -93,12 +93,11 @@ class LayoutFinder:
             decision = self.witnesses.decide(latent, graph=graph)
         if decision.axes == "length_first" and len(shape) != 3:
             raise ValueError(f'layout="length_first" means (L, M, C), but {name!r} gives {shape}')
-        layout = Layout(decision.axes)
-        tokens = math.prod(layout.token_shape(latent)[1:])
+        tokens = math.prod(Layout(decision.axes).token_shape(latent)[1:])
         skip = self._skip(tokens, len(shape), decision.axes)
-        if skip is None:
+        if skip is None and not torch.compiler.is_compiling():
             decision = replace(decision, why=f"{decision.why} ({_UNSURE})")
-        layout = replace(layout, skip=skip or 0)
+        layout = Layout(decision.axes, skip or 0)
         if layout.skip >= tokens > 0:
             raise ValueError(
                 f"skip_tokens={layout.skip} leaves no tokens: layer {name!r} gives shape {shape}, "
@@ -114,7 +113,8 @@ class LayoutFinder:
         known = dim in self.skipped and torch.compiler.is_compiling()
         if known or not self.input.shapes:
             return self.skipped.get(dim, 0)
-        return self.prefix.of(tokens, self.input.images)
+        images = self.input.images
+        return self.prefix.of(tokens, images, other_inputs=len(images) < len(self.input.shapes))
 
     def describe(self, read_as: tuple[Layout, tuple[int, ...]] | None = None) -> str:
         """What was decided for the last new shape, and why.
@@ -138,5 +138,6 @@ class LayoutFinder:
         }[layout.axes]
         skipped = ""
         if layout.skip:
-            skipped = f" without the first {layout.skip} token{'s' if layout.skip > 1 else ''}"
+            number = "token" if layout.skip == 1 else f"{layout.skip} tokens"
+            skipped = f" without the first {number}"
         return f"{layout.axes} ({', '.join(letters)}){skipped}, {why}"

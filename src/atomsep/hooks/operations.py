@@ -39,6 +39,8 @@ PRODUCTS = {"Mm", "Addmm", "Bmm", "Baddbmm", "Linear", "Convolution"}
 
 _VIEWS = {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"}
 
+_SAME_NUMBERS = {*_VIEWS, "Alias", "Expand", "Permute", "Slice", "T", "ToCopy", "Transpose"}
+
 _RESIZING = {
     *("Slice", "Narrow", "Split", "SplitWithSizes", "UnsafeSplit", "UnsafeSplitWithSizes"),
     *("ConstantPadNd", "Glu", "IndexSelect"),
@@ -169,7 +171,7 @@ def is_parameter(node: Any) -> bool:
     for _ in range(8):
         if node is None or is_leaf(node):
             break
-        if operation(node) not in {*_VIEWS, "Expand", "ToCopy", "Transpose", "T", "Permute"}:
+        if operation(node) not in _SAME_NUMBERS:
             return False
         node = node.next_functions[0][0]
     return node is not None and isinstance(getattr(node, "variable", None), nn.Parameter)

@@ -29,8 +29,12 @@ class Prefix:
         near = list(dict.fromkeys(_near(model, layer)))
         self.counts = sorted({count for module in near for count in _counts(module)} - {0})
         self.patches = {size for module in near for size in _patch_sizes(module)}
+        anywhere = {count for module in model.modules() for count in _counts(module)} - {0}
+        self.anywhere = self.counts or sorted(anywhere)
 
-    def of(self, tokens: int, images: list[tuple[int, ...]]) -> int | None:
+    def of(
+        self, tokens: int, images: list[tuple[int, ...]], *, other_inputs: bool = False
+    ) -> int | None:
         """How many of a layer's tokens come before those of an image; None if nothing fits.
 
         If the model does not tell the size of its patches, they are square, and the grid has the
@@ -39,8 +43,11 @@ class Prefix:
         Args:
             tokens: the layer's number of tokens.
             images: shapes of the model's inputs, `(M, C, H, W)` or `(M, T, C, H, W)`.
+            other_inputs: whether the layer's tokens may be those of a text. Then only tokens near
+                the layer count, not those of another part of the model.
         """
-        if not self.counts:
+        counts = self.counts if other_inputs else self.anywhere
+        if not counts:
             return 0
         for image in images:
             sides = range(1, min(image[-2:]) + 1)
@@ -48,7 +55,7 @@ class Prefix:
             exact = [(side, side) for side in sides if image[-1] % side == image[-2] % side == 0]
             for patches in (self.patches, exact, squares):
                 grids = set(_grids(image, patches))
-                for count in (0, *self.counts):
+                for count in (0, *counts):
                     if tokens - count in grids:
                         return count
         return None

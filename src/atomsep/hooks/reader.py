@@ -50,6 +50,7 @@ class LayerReader:
         switch: Switch | None = None,
     ) -> None:
         self.model, self.name, self.layer, self.select = model, name, layer, select
+        self.key: Key = None
         self.input = ModelInput(model, switch)
         self.layout = LayoutFinder(model, name, layer, layout, skip_tokens, self.input)
         self.slot = MaskSlot(switch)
@@ -69,7 +70,15 @@ class LayerReader:
 
     def pick(self, output: object) -> tuple[Key, Tensor]:
         """The latent inside the layer's output, and where it lies."""
-        return pick_tensor(output, self.select, self.name)
+        key, latent = pick_tensor(output, self.select, self.name)
+        if not torch.compiler.is_compiling():
+            self.key = key
+        return key, latent
+
+    def describe(self, read_as: tuple[Layout, tuple[int, ...]] | None = None) -> str:
+        """Which tensor is read, and in which layout; see `LayoutFinder.describe`."""
+        entry = "" if self.key is None else f"output[{self.key!r}], "
+        return entry + self.layout.describe(read_as)
 
     def mask(self, layout: Layout, latent: Tensor) -> Tensor | None:
         """The mask of the calls in progress as `(M, N)`, true on real tokens; None without one.

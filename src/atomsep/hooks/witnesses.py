@@ -98,7 +98,7 @@ class Witnesses:
             axes = {said[0][0]}
         texts = [f"{who} says that axis {axis} holds the features" for axis, who in said]
         if not axes and not graph:
-            raise Undecided(str(self._refusal(shape, [_NO_GRAPH])))
+            raise self._refusal(shape, [_NO_GRAPH], Undecided)
         if axes != {1} and axes != {len(shape) - 1}:
             raise self._refusal(shape, texts)
         [features] = axes
@@ -171,10 +171,12 @@ class Witnesses:
             return axis, [who]
         return (1 if earlier is not None and earlier.axes == "length_first" else 0), []
 
-    def _refusal(self, shape: tuple[int, ...], said: list[str]) -> ValueError:
+    def _refusal(
+        self, shape: tuple[int, ...], said: list[str], kind: type[ValueError] = ValueError
+    ) -> ValueError:
         options = "; ".join(f'layout="{key}" for {text}' for key, text in DESCRIPTIONS.items())
         heard = f" ({'; '.join(said)})" if said else ""
-        return ValueError(
+        return kind(
             f"{self.described} gives shape {shape}. Which axis holds the tokens is not "
             f"certain{heard}; pass {options}"
         )
