@@ -148,7 +148,7 @@ class MaskTap:
 
     def register_end(self, module: nn.Module) -> RemovableHandle:
         """Forget them when a call ends, also by an error."""
-        return module.register_forward_hook(self.end, always_call=True)
+        return module.register_forward_hook(MaskEnd(self), always_call=True)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the mask of this call."""
@@ -166,10 +166,6 @@ class MaskTap:
         # Where nothing changes there is nothing to note; a graph cannot compare tuples.
         if compiled or masks is not outer.masks or complete is not outer.complete:
             slot.enter(self, Calls(masks, complete, self.own or outer.own, compiled))
-
-    def end(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Forget it."""
-        self.slot.leave(self)
 
     def _masks(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], around: tuple[Mask, ...]
@@ -217,6 +213,17 @@ class MaskTap:
         """Whether the mask is that of other tokens, which the module's own attend to."""
         keys = self._get(others, args, kwargs)
         return keys is not None and keys is not self._get(own, args, kwargs)
+
+
+class MaskEnd:
+    """A forward hook that forgets the mask of a call when it ends."""
+
+    def __init__(self, tap: MaskTap) -> None:
+        self.tap = tap
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Forget it."""
+        self.tap.slot.leave(self.tap)
 
 
 def _keys_of_attention(module: nn.Module, places: Mapping[str, int]) -> tuple[str, str] | None:
