@@ -78,7 +78,8 @@ def torchvision_subjects(name: str) -> Iterator[Subject]:
         return models.get_model(name, weights=None, **options)
 
     small: Any = ((32, (64, 96)), (32, 64))  # many of them are large
-    return _subjects(make, (*small, *SIZES, (28, 56)))
+    patches = name.startswith("vit")  # of up to 32 pixels
+    return _subjects(make, (*(() if patches else small), *SIZES, (56, 112)))
 
 
 def timm_subjects(name: str) -> Iterator[Subject]:

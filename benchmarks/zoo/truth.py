@@ -116,10 +116,11 @@ def _shapes(model: nn.Module, batch: Batch) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
 
     def note(name: str, output: Any) -> None:
-        found.pop(name, None)
+        before = found.pop(name, None)
         picked = latent_of(output)
         if picked is not None:
-            found[name] = tuple(picked[1].shape)
+            shape = tuple(picked[1].shape)
+            found[name] = shape if before in (None, shape) else ()  # several runs that differ
 
     handles = [
         module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
@@ -138,6 +139,8 @@ def _shapes(model: nn.Module, batch: Batch) -> dict[str, tuple[int, ...]]:
 def _compare(
     usual: tuple[int, ...], few: tuple[int, ...], changed: tuple[int, ...], area: float | None
 ) -> Truth:
+    if () in (usual, few, changed):
+        return Truth((), problem="several shapes in one forward")
     unknown = "not known from the sizes"
     if not len(usual) == len(few) == len(changed) <= 5:
         return Truth(usual, problem=unknown)
