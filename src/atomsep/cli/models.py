@@ -38,7 +38,7 @@ def find_model(name: str) -> tuple[nn.Module, Any]:
         pass
     else:
         if name.partition(".")[0] in timm.list_models():
-            model = timm.create_model(name)
+            model: Any = timm.create_model(name)
             return model, torch.randn(SAMPLES, *model.default_cfg["input_size"])
         known = [*known, *timm.list_models()]
     if "/" in name:
