@@ -77,6 +77,8 @@ def torchvision_subjects(name: str) -> Iterator[Subject]:
             options["init_weights"] = False
         return models.get_model(name, weights=None, **options)
 
+    if name == "inception_v3":  # its second classifier needs the full size
+        return _subjects(make, ((299, 331),))
     small: Any = ((32, (64, 96)), (32, 64))  # many of them are large
     patches = name.startswith("vit")  # of up to 32 pixels
     return _subjects(make, (*(() if patches else small), *SIZES, (56, 112)))
