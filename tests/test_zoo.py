@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -68,10 +70,10 @@ def test_the_page_agrees_with_the_table() -> None:
     assert page.PATH.read_text() == page.render(table.read())
 
 
-def test_nothing_in_the_table_is_wrong_and_almost_everything_attaches() -> None:
-    counts = {"exact": 0, "refused": 0, "wrong": 0, "crashed": 0}
-    for row in table.read():
-        if row["outcome"] in counts:
-            counts[row["outcome"]] += 1
-    assert counts["wrong"] == counts["crashed"] == 0
-    assert counts["exact"] >= 0.95 * sum(counts.values())
+def test_nothing_in_the_table_fails_in_silence_and_almost_everything_attaches() -> None:
+    rows = table.read()
+    counts = Counter(row["outcome"] for row in rows)
+    tried = sum(counts[outcome] for outcome in page.COUNTED)
+    assert {row["model"] for row in rows if row["outcome"] == "wrong"} <= page.KNOWN.keys()
+    assert counts["crashed"] == 0
+    assert counts["exact"] >= 0.95 * tried

@@ -92,7 +92,7 @@ def run_apart(case: Case) -> list[dict[str, str]]:
             rows.append(here.recv())
     except EOFError:
         process.join()
-        if process.exitcode == -signal.SIGXCPU:
+        if process.exitcode in (-signal.SIGXCPU, -signal.SIGKILL):
             rows.append(case.row(outcome="timed out", message=f"after {LIMIT} s of the processor"))
         elif process.exitcode:
             rows.append(case.row(outcome="crashed", message=f"exit code {process.exitcode}"))
@@ -105,8 +105,11 @@ def run_apart(case: Case) -> list[dict[str, str]]:
 
 def _send_rows(case: Case, connection: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT + 5))
-    for row in rows_of(case):
-        connection.send(row)
+    try:
+        for row in rows_of(case):
+            connection.send(row)
+    except Exception as error:  # of the model, between the steps that are compared
+        connection.send(case.row(outcome="not built", message=f"{type(error).__name__}: {error}"))
 
 
 if __name__ == "__main__":

@@ -77,8 +77,11 @@ def torchvision_subjects(name: str) -> Iterator[Subject]:
             options["init_weights"] = False
         return models.get_model(name, weights=None, **options)
 
+    if name == "inception_v3":  # its second classifier needs the full size
+        return _subjects(make, ((299, 331),))
     small: Any = ((32, (64, 96)), (32, 64))  # many of them are large
-    return _subjects(make, (*small, *SIZES, (28, 56)))
+    patches = name.startswith("vit")  # of up to 32 pixels
+    return _subjects(make, (*(() if patches else small), *SIZES, (56, 112)))
 
 
 def timm_subjects(name: str) -> Iterator[Subject]:

@@ -116,10 +116,11 @@ def _shapes(model: nn.Module, batch: Batch) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
 
     def note(name: str, output: Any) -> None:
-        found.pop(name, None)
+        before = found.pop(name, None)
         picked = latent_of(output)
         if picked is not None:
-            found[name] = tuple(picked[1].shape)
+            shape = tuple(picked[1].shape)
+            found[name] = shape if before in (None, shape) else ()  # several runs that differ
 
     handles = [
         module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
@@ -138,13 +139,15 @@ def _shapes(model: nn.Module, batch: Batch) -> dict[str, tuple[int, ...]]:
 def _compare(
     usual: tuple[int, ...], few: tuple[int, ...], changed: tuple[int, ...], area: float | None
 ) -> Truth:
+    if () in (usual, few, changed):
+        return Truth((), problem="several shapes in one forward")
     unknown = "not known from the sizes"
     if not len(usual) == len(few) == len(changed) <= 5:
         return Truth(usual, problem=unknown)
     batch = [axis for axis in range(len(usual)) if usual[axis] != few[axis]]
     if len(batch) != 1:
         return Truth(usual, problem="no batch axis" if not batch else unknown)
-    if (usual[batch[0]], few[batch[0]]) != (SAMPLES, FEW):
+    if (usual[batch[0]], few[batch[0]], changed[batch[0]]) != (SAMPLES, FEW, FEW):
         return Truth(usual, problem="samples folded with something else")
     rest = [axis for axis in range(len(usual)) if axis != batch[0]]
     tokens = [axis for axis in rest if few[axis] != changed[axis]]
