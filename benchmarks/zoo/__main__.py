@@ -48,7 +48,9 @@ def main() -> None:
 def run(only: str, again: bool) -> None:
     torch.set_num_threads(1)
     known = table.read()
-    cases = [case for case in all_cases() if fnmatchcase(case.key, only)]
+    chosen = all_cases()
+    table.write_chosen(chosen)
+    cases = [case for case in chosen if fnmatchcase(case.key, only)]
     done = {(row["library"], row["model"]) for row in known}
     if again:
         done -= {(r["library"], r["model"]) for r in known if r["outcome"] != "exact"}

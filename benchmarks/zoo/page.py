@@ -42,8 +42,11 @@ def render(rows: list[dict[str, str]]) -> str:
     versions = sorted({f"{row['library']} {row['version']}" for row in rows})
     versions += sorted({f"torch {row['torch']}" for row in rows})
     models = {(row["library"], row["model"]) for row in tried}
+    chosen, begun = table.read_chosen(), len({(row["library"], row["model"]) for row in rows})
+    whole = f"all {chosen}" if begun >= chosen else f"so far {begun} of {chosen}"
     parts = [
         HEAD.format(
+            whole=whole,
             models=len(models),
             rows=len(tried),
             exact=counts["exact"],
@@ -109,7 +112,7 @@ HEAD = """# Models
 
 `python -m benchmarks.zoo` attaches to models that nobody here wrote, without any argument but the
 layer's name, and compares the gradients of all parameters with those of a hook written by hand. The
-models are chosen by a rule. Three layers each: the one that
+models are chosen by a rule; {whole} are in the table. Three layers each: the one that
 [`atomsep.layers`](guide.md#finding-a-layer) recommends, one in the middle, and the last with
 tokens; models that read text or sound also with padding. Models are built without weights, in a
 small size. Where the tokens, the padding and the class tokens are is found by running each model on

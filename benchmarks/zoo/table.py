@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,9 @@ if TYPE_CHECKING:
     from benchmarks.zoo.cases import Case
 
 PATH = Path(__file__).parent.parent / "results" / "zoo.csv"
+
+CHOSEN = PATH.with_name("zoo_chosen.csv")
+"""How many models of each library the rule chooses."""
 
 COLUMNS = (
     *("library", "version", "torch", "family", "model", "place", "padding", "layer", "kind"),
@@ -23,6 +27,21 @@ def read() -> list[dict[str, str]]:
         return []
     with PATH.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def read_chosen() -> int:
+    """How many models the rule chooses."""
+    with CHOSEN.open(newline="") as file:
+        return sum(int(row["models"]) for row in csv.DictReader(file))
+
+
+def write_chosen(cases: list[Case]) -> None:
+    """Keep how many models the rule chooses."""
+    counts = Counter(case.library for case in cases)
+    with CHOSEN.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("library", "models"))
+        writer.writerows(sorted(counts.items()))
 
 
 def replace(case: Case, rows: list[dict[str, str]]) -> None:
