@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import torch
 from by_hand import WEIGHT, assert_same, gradients, plain_loss
-from sentence_transformers import SentenceTransformer, losses
+from datasets import Dataset
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+    losses,
+)
 from sentence_transformers.models import Pooling
 from tiny_texts import arguments
 from torch import Tensor, nn
-from transformers import BertConfig, BertModel, Trainer
+from torch.nn.utils.rnn import pad_sequence
+from transformers import BertConfig, BertModel
 
 import atomsep
 
@@ -32,6 +40,14 @@ class Words(nn.Module):
             attn_implementation="eager",
         )  # fmt: skip
         self.words = BertModel(config, add_pooling_layer=False)
+
+    def tokenize(self, texts: list[str], **others: Any) -> Features:
+        """Sentences of numbers as their numbers, padded."""
+        numbers = [torch.tensor([int(word) for word in text.split()]) for text in texts]
+        ids = pad_sequence(numbers, batch_first=True, padding_value=-1)
+        return {"input_ids": ids.clamp_min(0), "attention_mask": (ids >= 0).long()}
+
+    preprocess = tokenize
 
     def forward(self, features: Features) -> Features:
         keys = {key: features[key] for key in ("input_ids", "attention_mask")}
@@ -92,21 +108,19 @@ def test_a_cached_loss_is_refused() -> None:
         loss(columns(), None)
 
 
-class SentenceTrainer(Trainer):
-    """Computes its loss as the trainer of sentence-transformers does."""
+class RecordingTrainer(SentenceTransformerTrainer):
+    """Keeps the batches, in the order in which it drew them."""
 
-    def __init__(self, model: Any, loss: nn.Module, *rest: Any, **others: Any) -> None:
-        super().__init__(model, *rest, **others)
-        self.sentence_loss, self.seen = loss, []
+    seen: list[dict[str, Tensor]]
 
     def compute_loss(self, model: Any, inputs: Any, *rest: Any, **others: Any) -> Any:
-        self.seen.append(inputs)
-        return self.sentence_loss([inputs["first"], inputs["second"]], inputs["label"])
+        self.seen.append(dict(inputs))
+        return super().compute_loss(model, inputs, *rest, **others)
 
 
-def join(rows: list[Any]) -> dict[str, Any]:
-    first, second = columns(len(rows), seed=rows[0])
-    return {"first": first, "second": second, "label": SCORES[: len(rows)]}
+def pair_of(batch: dict[str, Tensor]) -> list[Features]:
+    keys = ("input_ids", "attention_mask")
+    return [{key: batch[f"{name}_{key}"] for key in keys} for name in ("first", "second")]
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
@@ -114,11 +128,19 @@ def test_ten_steps_equal_a_loop_by_hand(accumulation: int, tmp_path: Path) -> No
     model = encoder()
     loss = losses.CosineSimilarityLoss(model)
     atomsep.attach(loss, LAYER, weight=WEIGHT, runs="mean", add_to="loss")
-    trainer = SentenceTrainer(
-        model, loss, arguments(tmp_path, accumulation, remove_unused_columns=False),
-        train_dataset=list(range(44)), data_collator=join,
+    given = arguments(tmp_path, accumulation, SentenceTransformerTrainingArguments)
+    random = Random(0)
+    first, second = (
+        [" ".join(map(str, random.choices(range(50), k=random.randint(2, 7)))) for _ in range(44)]
+        for _ in range(2)
+    )
+    labels = [number / 43 for number in range(44)]
+    data = Dataset.from_dict({"first": first, "second": second, "label": labels})
+    trainer = RecordingTrainer(
+        model, given, train_dataset=data, loss=loss,
         optimizers=(torch.optim.SGD(model.parameters(), lr=0.05), None),
     )  # fmt: skip
+    trainer.seen = []
     trainer.train()
     plain = encoder()
     plain_loss_module = losses.CosineSimilarityLoss(plain)
@@ -129,7 +151,7 @@ def test_ten_steps_equal_a_loop_by_hand(accumulation: int, tmp_path: Path) -> No
         optimizer.zero_grad()
         for _ in range(size):
             batch = next(seen)
-            pair = [batch["first"], batch["second"]]
+            pair = pair_of(batch)
             task = plain_loss_module(pair, batch["label"])
             ((task + WEIGHT * atom_by_hand(plain, pair)) / size).backward()
         optimizer.step()

@@ -60,14 +60,16 @@ class Recorder:
         return batch
 
 
-def arguments(folder: Path, accumulation: int, **others: Any) -> TrainingArguments:
+def arguments(
+    folder: Path, accumulation: int, kind: type = TrainingArguments, **others: Any
+) -> Any:
     settings = {
         "output_dir": str(folder), "per_device_train_batch_size": 4, "max_steps": 10,
         "gradient_accumulation_steps": accumulation, "logging_steps": 1, "save_strategy": "no",
         "report_to": "none", "use_cpu": True, "disable_tqdm": True, "max_grad_norm": 0.0,
         "lr_scheduler_type": "constant", "dataloader_pin_memory": False, **others,
     }  # fmt: skip
-    return TrainingArguments(**settings)
+    return kind(**settings)
 
 
 def make_trainer(model: Any, kind: str, args: TrainingArguments, **others: Any) -> Trainer:
