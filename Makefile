@@ -11,11 +11,11 @@ RUN := $(VENV)/bin
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: $(VENV)/ready  ## Train the paper's Gaussian mixtures, ten paired seeds; figures in demo/
+demo: $(VENV)/ready  ## Train the paper's Gaussian mixtures, ten paired seeds; report and figures in demo/
 	$(RUN)/python -m atomsep.cli.demo --out demo
 
 test: $(VENV)/ready lint  ## Format, lint, types, tests, doctests
-	$(RUN)/python -m pytest -n auto --dist worksteal
+	$(RUN)/python -m pytest -n auto --dist worksteal -rs
 
 test-fast: $(VENV)/ready  ## The tests without the slow ones, for the inner loop: two minutes
 	$(RUN)/python -m pytest -n auto --dist worksteal -m "not slow"
@@ -41,13 +41,13 @@ $(VENV)/ready: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "atomsep needs Python 3.10 or newer; pass one with make PYTHON=...")'
 	$(PYTHON) -m venv --clear $(VENV)
 	$(RUN)/pip install --quiet --disable-pip-version-check "uv>=0.5"
-	$(RUN)/uv pip install --quiet --python $(RUN)/python -r requirements.lock
+	$(RUN)/uv pip install --quiet --compile-bytecode --python $(RUN)/python -r requirements.lock
 	$(RUN)/uv pip install --quiet --python $(RUN)/python --no-deps --editable .
 	touch $@
 
 $(OLDEST)/ready: requirements-oldest.lock pyproject.toml | $(VENV)/ready
 	$(PYTHON) -m venv --clear $(OLDEST)
-	$(RUN)/uv pip install --quiet --python $(OLDEST)/bin/python -r requirements-oldest.lock
+	$(RUN)/uv pip install --quiet --compile-bytecode --python $(OLDEST)/bin/python -r requirements-oldest.lock
 	$(RUN)/uv pip install --quiet --python $(OLDEST)/bin/python --no-deps --editable .
 	touch $@
 

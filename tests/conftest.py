@@ -17,7 +17,7 @@ if not torch.cuda.is_available():
 collect_ignore = ["experiments/sweeps/toy_experiment.py"]
 """Its import registers an experiment, also when doctest searches it for examples."""
 
-pytest.register_assert_rewrite("loss_batches", "tiny_gans", "tiny_runs")
+pytest.register_assert_rewrite("loss_batches", "masked_models", "tiny_gans", "tiny_runs")
 
 # Tests press Ctrl-C, which a job in the background ignores, with all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -33,11 +33,17 @@ SLOW = {
     *(f"core/kernels/test_{name}.py" for name in ("kernel_ops", "origin")),
     *("core/kernels/test_measure_kernels.py", "core/kernels/test_pairs_kernels.py"),
     *(f"experiments/test_{name}.py" for name in ("cache", "full_disk", "graphs", "kills")),
-    *(f"experiments/test_{name}.py" for name in ("own_experiments", "runs", "training")),
+    *(f"experiments/test_{name}.py" for name in ("own_experiments", "runs", "trained", "training")),
+    *("cli/test_explain.py", "experiments/test_atoms_file.py", "experiments/test_recording.py"),
     *(f"experiments/gan/test_{name}.py" for name in ("evaluation", "fidelity", "gan", "stacked")),
     *("experiments/images/test_images.py", "experiments/text/test_text.py"),
     *("experiments/sweeps/test_search.py", "experiments/sweeps/test_sweep.py"),
-    *("hooks/test_attach_regimes.py", "hooks/test_compiled.py", "methods/test_method_registry.py"),
+    *(f"integrations/test_{name}.py" for name in ("hugging_face", "lightning")),
+    "integrations/test_sentence_transformers.py",
+    *("hooks/test_attach_regimes.py", "hooks/test_compiled.py", "hooks/test_mask_calls.py"),
+    *("hooks/test_layout_compiled.py", "hooks/test_layout_models.py"),
+    *("methods/test_method_registry.py", "cli/test_layers_command.py", "test_zoo.py"),
+    *("report/test_figures.py", "report/test_report_browser.py"),
 }
 """Files that train, compile, interpret kernels or start processes: not part of make test-fast."""
 

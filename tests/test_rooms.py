@@ -16,6 +16,8 @@ ROOMS = [
     ["checks", "functional"],
     ["core"],
     ["hooks"],
+    ["integrations"],
+    ["importance"],
     ["methods"],
     ["experiments"],
     ["report"],

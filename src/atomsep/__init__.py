@@ -9,16 +9,23 @@ if TYPE_CHECKING:
     from atomsep import functional
     from atomsep.core.backend import use_kernels
     from atomsep.core.loss import AtomLoss
-    from atomsep.hooks.attachment import Attachment, attach, attachments
+    from atomsep.experiments.trained import load_run
+    from atomsep.hooks.attachment import Attachment, attach
+    from atomsep.hooks.copies import attachments
+    from atomsep.hooks.layers import Layer, Layers, layers
     from atomsep.hooks.watch import AtomWarning
 
 __all__ = [
     "AtomLoss",
     "AtomWarning",
     "Attachment",
+    "Layer",
+    "Layers",
     "attach",
     "attachments",
     "functional",
+    "layers",
+    "load_run",
     "use_kernels",
 ]
 __version__ = "0.1.0"
@@ -27,8 +34,12 @@ _HOMES = {
     "AtomLoss": "core.loss",
     "AtomWarning": "hooks.watch",
     "Attachment": "hooks.attachment",
+    "Layer": "hooks.layers",
+    "Layers": "hooks.layers",
     "attach": "hooks.attachment",
-    "attachments": "hooks.attachment",
+    "attachments": "hooks.copies",
+    "layers": "hooks.layers",
+    "load_run": "experiments.trained",
     "use_kernels": "core.backend",
 }
 

@@ -92,6 +92,15 @@ def test_an_odd_ratio_gets_a_hint(
         ("train synthetic -m atmo", "no method 'atmo' for synthetic; did you mean 'atom'?"),
         ("train synthetic --set epocs=1", "no setting 'epocs'; did you mean 'epochs'?"),
         ("train synthetic --tiny --set layer=embd", "did you mean 'embed'"),
+        ("train synthetic --tiny --set lr=3", "no setting 'lr'; did you mean 'learning_rate'?"),
+        (
+            "train synthetic --tiny --set layer=head",
+            "no token axis. Attach to a layer before pooling or flattening",
+        ),
+        (
+            "train synthetic --tiny -m hinge-2 --set layer=head",
+            "Choose another layer with --set layer=NAME",
+        ),
         ("train synthetic --tiny --set method.tau=1", "has no option 'tau'"),
         ("sweep synthetic --methods plain,atm", "there is no method 'atm'; did you mean 'atom'?"),
         (
@@ -103,6 +112,8 @@ def test_an_odd_ratio_gets_a_hint(
         ("table nowhere", "there is no folder nowhere; train something first"),
         ("table . --format html", "there is no format 'html'"),
         ("table .", "there is no finished run under ."),
+        ("report nowhere", "there is no folder nowhere; train something first"),
+        ("report .", "there is no finished run under ."),
         ("list synthetc", "did you mean 'synthetic'?"),
         ("train synthetic --set batch=9999999999999999999999", "batch must be at most 2147483647"),
         ("train synthetic --seed 99999999999999999999", "a seed must lie between 0 and 92233720"),
@@ -186,7 +197,7 @@ def test_list_shows_every_experiment_method_and_setting(
         assert all(name in out for name in ("learning_rate", "evaluate_every", *experiment.methods))
 
 
-@pytest.mark.parametrize("command", ["train", "sweep", "table", "list"])
+@pytest.mark.parametrize("command", ["train", "sweep", "table", "report", "list"])
 def test_help_teaches(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert call(command, "--help") == 0
     out = capsys.readouterr().out

@@ -17,11 +17,13 @@ HEAVY = ("torch", "lightning", "transformers", "torchvision", "sklearn", "scipy"
 CALLS = {
     "--help": 0,
     "train --help": 0,
+    "layers --help": 0,
     "--version": 0,
     "list": 0,
     "list flowers": 0,
     "tarin": 2,
     "train": 2,
+    "layers": 2,
     "train sythetic": 1,
     "train synthetic --method atmo": 1,
     "train synthetic --set epocs=1": 1,
@@ -43,6 +45,7 @@ CALLS = {
     "sweep synthetic --mps --device cpu": 1,
     "table nowhere": 1,
     "table . --format html": 1,
+    "report nowhere": 1,
     "list synthetc": 1,
 }
 """Calls that train nothing, and their exit codes."""

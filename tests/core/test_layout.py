@@ -72,7 +72,7 @@ def test_a_doubtful_layout_is_refused_with_shapes_and_the_argument() -> None:
     atomsep.attach(model, "0")
     with pytest.raises(
         ValueError,
-        match=r"layer '0' \(Opaque\) gives shape \(2, 5, 4\).*not certain; pass "
+        match=r"layer '0' \(Opaque\) gives shape \(2, 5, 4\).*not certain \(.*\); pass "
         r'layout="channels_first" for',
     ):
         model(torch.zeros(2, 5, 4))

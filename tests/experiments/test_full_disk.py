@@ -46,9 +46,9 @@ def say_what_fails(action: str, path: Path, size: int) -> None:
         elif action == "state":
             write_state(path / "state.pt", {"weight": torch.zeros(1_000_000)})
         else:
-            with tensorboard(path / "board", 1) as add:
+            with tensorboard(path / "board", 1) as board:
                 for epoch in range(1000):
-                    add("accuracy", 0.5, epoch)
+                    board.add("accuracy", 0.5, epoch)
     except ExperimentError as error:
         (path / "said").write_text(str(error))
 
@@ -58,7 +58,8 @@ def test_a_checkpoint_leaves_no_half_file(tmp_path: Path) -> None:
     process.join()
     assert (tmp_path / "said").read_text().endswith(f"checkpoint.pt {ADVICE}")
     folder = KEY.folder(tmp_path)
-    assert {path.name for path in folder.iterdir()} == {".lock", "config.json", "metrics.jsonl"}
+    whole = {".lock", "config.json", "distances.npz", "metrics.jsonl"}
+    assert {path.name for path in folder.iterdir()} == whole
 
 
 @pytest.mark.parametrize("size", [2500, 100_000, 3_999_000])

@@ -46,7 +46,7 @@ def test_the_result_file_tells_the_whole_story(tmp_path: Path) -> None:
 
 
 def test_the_result_can_be_the_mean_over_the_last_epochs(tmp_path: Path) -> None:
-    key = tiny("plain", 0, "epochs=4", "average_last=3")
+    key = tiny("plain", 0, "epochs=4", "average_last=3", "evaluate_every=0")
     result = run(key, tmp_path)
     lines = read_metrics(key.folder(tmp_path))
     assert ["metrics" in line for line in lines] == [False, True, True, True]

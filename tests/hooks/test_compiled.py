@@ -234,7 +234,7 @@ def train(
     for step in range(3):
         run(batch() * step)
         importances.append(attachment.importance)
-    stats.append(attachment.stats)  # still those of the last training step
+    stats.append(attachment.stats)
     return losses, importances, stats, list(model.parameters())
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 import atomsep
-from atomsep.hooks.attachment import mean_of
+from atomsep.hooks.losses import mean_of
 
 
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="a second GPU cannot be faked")

@@ -40,6 +40,7 @@ def test_an_argument_by_name_in_every_way_to_pass_it() -> None:
     torch.testing.assert_close(loss_with("padding", X, padding=MASK), expected(MASK))
     torch.testing.assert_close(loss_with("padding", X, MASK), expected(MASK))
     torch.testing.assert_close(loss_with("padding", X, MASK.long()), expected(MASK))
+    torch.testing.assert_close(loss_with("padding", X, MASK.float()), expected(MASK))
     torch.testing.assert_close(loss_with("padding", X), expected(None))
 
 
@@ -60,11 +61,15 @@ def test_names_that_nobody_takes() -> None:
 @pytest.mark.parametrize(
     ("mask", "error", "message"),
     [
-        (torch.ones(2, 4).bool(), ValueError, r"layer 'linear': the mask has shape \(2, 4\)"),
-        (torch.zeros(2, 5), TypeError, "pass mask=False to ignore masks"),
+        (torch.ones(2, 4).bool(), ValueError, r"layer 'linear': the padding has shape \(2, 4\)"),
+        (torch.ones(5, 2).bool(), ValueError, r'It fits layout="length_first".* mask=False'),
+        (torch.full((2, 5), 0.5), TypeError, "float32 and holds other numbers than 0 and 1"),
+        (MASK.float().log(), TypeError, "other numbers than 0 and 1.*mask=False to ignore masks"),
+        (torch.zeros(2, 5), ValueError, "no token in sample 0, 1"),
+        ([[1] * 5] * 2, TypeError, "the mask is a list, but must be a tensor"),
         (torch.zeros(2, 5).bool(), ValueError, "no token in sample 0, 1"),
     ],
 )
-def test_masks_that_do_not_fit(mask: Tensor, error: type[Exception], message: str) -> None:
+def test_masks_that_do_not_fit(mask: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         loss_with("padding", X, mask)

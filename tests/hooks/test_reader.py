@@ -16,7 +16,12 @@ class Words(nn.Module):
         super().__init__()
         self.mix = nn.Linear(4, 6)
 
-    def forward(self, words: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, int]:
+    def forward(
+        self,
+        words: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: object = None,
+    ) -> tuple[Tensor, int]:
         return self.mix(words), 3
 
 
@@ -46,14 +51,15 @@ def test_the_layout_is_that_of_each_shape() -> None:
         read.layout(torch.zeros(2, 6, 5))
 
 
-def test_an_evaluation_may_come_with_a_mask_of_earlier_tokens_too() -> None:
+def test_a_mask_that_covers_cached_tokens_too() -> None:
     model, read = reader()
     mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 0]])
-    model(torch.zeros(2, 1, 4), attention_mask=mask)
     latent = torch.zeros(2, 1, 6)
     layout = read.layout(latent)
-    assert torch.equal(read.mask(layout, latent, training=False), mask[:, -1:].bool())
-    with pytest.raises(ValueError, match=r"layer 'mix': the mask has shape .* to ignore masks"):
+    model(torch.zeros(2, 1, 4), mask, past_key_values=object())
+    assert torch.equal(read.mask(layout, latent), mask[:, -1:].bool())
+    model(torch.zeros(2, 1, 4), mask)
+    with pytest.raises(ValueError, match=r"layer 'mix': the attention_mask has shape .* ignore"):
         read.mask(layout, latent)
 
 

@@ -52,6 +52,7 @@ def test_a_module_of_another_model(resnet: nn.Module) -> None:
         find_layers(resnet, nn.Linear(1, 1))
 
 
+OTHER = torch.zeros(2, 3, 3)
 TOKENS, POOLED, INDEX = torch.zeros(2, 3, 4), torch.zeros(2, 4), torch.zeros(2, 3, 4).long()
 Named = namedtuple("Named", "pooled tokens")
 
@@ -64,9 +65,13 @@ Named = namedtuple("Named", "pooled tokens")
         ([TOKENS], 0),
         (OrderedDict(pooled=POOLED, tokens=TOKENS), "tokens"),
         (Named(POOLED, TOKENS), 1),
+        ((TOKENS, OTHER), 0),  # the hidden state comes first, then attention weights or states
+        ((TOKENS, (OTHER, OTHER)), 0),
+        (OrderedDict(tokens=TOKENS, other=OTHER), "tokens"),
+        (OrderedDict(other=OTHER, last_hidden_state=TOKENS), "last_hidden_state"),
     ],
 )
-def test_the_only_fitting_tensor_is_picked_and_put_back(output: object, key: object) -> None:
+def test_the_hidden_state_is_picked_and_put_back(output: object, key: object) -> None:
     found, tensor = pick_tensor(output, None, "layer")
     assert found == key
     assert tensor is TOKENS
@@ -87,7 +92,8 @@ def test_select_by_index_negative_index_and_key() -> None:
 @pytest.mark.parametrize(
     ("output", "select", "message"),
     [
-        ((TOKENS, TOKENS), None, r"a tuple with 0: \(2, 3, 4\), 1: \(2, 3, 4\); pass select="),
+        ([TOKENS, TOKENS], None, r"a list with 0: \(2, 3, 4\), 1: \(2, 3, 4\); pass select="),
+        ((POOLED, TOKENS, TOKENS), None, "a tuple with 0: .* pass select="),
         ((POOLED,), None, "pass select= to say which one holds the tokens"),
         ((TOKENS,), 3, "select=3 finds no tensor"),
         ({"a": TOKENS, "n": None}, "n", "select='n' finds no tensor .* 'n': NoneType"),

@@ -57,3 +57,23 @@ def test_options_and_seed_reach_the_loss(options: dict) -> None:
 def test_learned_maps_are_parameters_of_the_method() -> None:
     method = Atom(charge=nn.Linear(3, 1), position=nn.Linear(3, 2))
     assert len(list(method.parameters())) == 4
+
+
+def test_what_a_graph_keeps_brings_back_the_numbers_of_its_step() -> None:
+    """A graph leaves its numbers where they were captured, whatever ran in between."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Flatten(), nn.Linear(40, 2))
+    binding = Atom().bind(model, "0")
+    binding.watch_gradients = True
+
+    def step(batch: Tensor) -> tuple[dict[str, float], dict[str, float]]:
+        (model(batch).logsumexp(1).mean() + binding.loss()).backward()
+        return binding.stats, binding.gradient_shares
+
+    first = step(torch.randn(4, 5, 3))
+    kept = binding.strength
+    second = step(torch.randn(4, 5, 3))
+    assert first[0] != second[0]
+    assert first[0].keys() >= {"energy", "protons", "neutrons", "electrons"}
+    binding.strength = kept
+    assert (binding.stats, binding.gradient_shares) == first

@@ -1,4 +1,4 @@
-"""The commands: `atomsep train`, `sweep`, `table`, `list`.
+"""The commands: `atomsep train`, `sweep`, `list`; more in `reporting`, `explaining`, `layering`.
 
 Everything that is slow to import is imported where it is used, after the arguments were checked,
 so that help and refusals come at once.
@@ -15,13 +15,13 @@ import typer
 from rich.table import Table
 
 import atomsep
-from atomsep.cli import arguments, display
+from atomsep.cli import arguments, display, explaining, layering, reporting, tables
 from atomsep.cli.arguments import chosen_methods, chosen_search_seeds, chosen_seeds, chosen_workers
 from atomsep.cli.main import FAILED, STOPPED
 from atomsep.experiments.entry_points import import_extensions
-from atomsep.experiments.errors import ExperimentError, StoppedError, unknown
+from atomsep.experiments.errors import StoppedError
 from atomsep.experiments.machine import Machine
-from atomsep.experiments.runs import Run, find_results
+from atomsep.experiments.runs import Run
 
 app = typer.Typer(
     name="atomsep",
@@ -218,46 +218,21 @@ def sweep(
         )
         raise SystemExit(STOPPED)
     if report.results:
-        display.print_tables(report.results, "markdown")
+        tables.print_tables(report.results)
         runs = display.counted(len(report.results), "run")
-        console.say(f"Finished: {runs} in {out}; tables: atomsep table {out}")
+        more = f"tables: atomsep table {out}; on one page: atomsep report {out}"
+        console.say(f"Finished: {runs} in {out}; {more}")
     if lost:
         console.say(f"Left out, because every trial of their search failed: {', '.join(lost)}")
     if report.failed or lost:
         raise SystemExit(FAILED)
 
 
-@app.command()
-def table(
-    runs: Annotated[Path, typer.Argument(help="Folder of runs, or any folder within it.")],
-    format: Annotated[
-        str, typer.Option("--format", "-f", help="markdown, latex or csv.")
-    ] = "markdown",
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Write each table to files in this folder, in all three formats."),
-    ] = None,
-) -> None:
-    """Put finished runs into tables, beside the paper's figures.
-
-    The tables show mean and deviation over seeds; against the plain method the paired difference,
-    its bootstrap interval, and the t and Wilcoxon tests with Holm's correction. They are printed,
-    or with `--out` written to files.
-
-    Examples:
-    - `atomsep table runs`
-
-    - `atomsep table runs/flowers --format latex > flowers.tex`
-    """
-    if format not in display.FORMATS:
-        raise unknown("format", format, display.FORMATS)
-    results = find_results(runs)
-    if not results:
-        raise ExperimentError(f"there is no finished run under {runs}")
-    if out is None:
-        display.print_tables(results, format)
-    else:
-        display.write_tables(results, out)
+app.command()(reporting.table)
+app.command()(reporting.figures)
+app.command()(reporting.report)
+app.command()(explaining.explain)
+app.command()(layering.layers)
 
 
 @app.command("list")

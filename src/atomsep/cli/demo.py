@@ -2,8 +2,8 @@
 
 `python -m atomsep.cli.demo` sweeps the experiment "synthetic" in two processes, as `atomsep sweep
 synthetic --methods … --seeds 10 --jobs 2` does, prints the paired comparison beside the best
-possible accuracy, and writes the table, the accuracies and four figures. If it is stopped, the same
-command continues.
+possible accuracy, and writes the table, the accuracies, the figures, and a report that opens in a
+browser. If it is stopped, the same command continues.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from atomsep.experiments.synthetic.experiment import SYNTHETIC
 from atomsep.report.groups import Group, group_results
 from atomsep.report.numbers import NONE, interval_text, p_text, signed, spread_text
 from atomsep.report.tables import build_tables
+from atomsep.report.verdict import BETTER, OPEN, WORSE, verdict
 
 METHODS = (
     *("plain", "hinge-1", "hinge-2", "rank-h", "simclr", "atom"),
@@ -44,7 +45,7 @@ METHODS = (
 
 def accuracy_table(group: Group, bayes: float) -> Table:
     """Every method compared with cross-entropy, and the best possible accuracy."""
-    from atomsep.report.figures import label_of, on_one_line
+    from atomsep.report.style import label_of, on_one_line
 
     title = f"{group.title}, {counted(len(group.rows[0].values), 'seed')}"
     table = Table("method", title=title)
@@ -57,16 +58,17 @@ def accuracy_table(group: Group, bayes: float) -> Table:
             interval = interval_text(found.low, found.high)
             beside = "" if interval == NONE else f" ({interval})"
             cells += [signed(found.difference) + beside, p_text(found.t_holm)]
-        style = "bold" if place == group.best and len(group.rows) > 1 else None
+        style = "bold" if place in group.tied else None
         table.add_row(on_one_line(label_of(row.method)), *cells, style=style)
     table.add_section()
     table.add_row("best possible (Bayes)", f"{100 * bayes:.2f}", style="dim")
     return table
 
 
-def write_files(out: Path, report: SweepReport, keys: Sequence[RunKey], bayes: float) -> list[Path]:
-    """Write the accuracies as CSV, the tables as Markdown, and the figures; returns the files."""
+def write_files(out: Path, report: SweepReport, keys: Sequence[RunKey]) -> list[Path]:
+    """Write accuracies as CSV, tables as Markdown, figures and the report; returns the files."""
     from atomsep.report.figures import write_figures
+    from atomsep.report.page import write_report
 
     accuracies: dict[str, dict[int, float]] = {method: {} for method in METHODS}
     for result in report.results:
@@ -80,10 +82,9 @@ def write_files(out: Path, report: SweepReport, keys: Sequence[RunKey], bayes: f
     write_text(out / "results.csv", rows.getvalue())
     tables = "\n".join(table.markdown() for table in build_tables(report.results))
     write_text(out / "tables.md", tables)
-    failed = {failure.key.folder(out) for failure in report.failed}
-    finished = [key for key in keys if key.folder(out) not in failed]
-    figures = write_figures(out, out / "runs", finished, accuracies, bayes)
-    return [out / "results.csv", out / "tables.md", *figures]
+    write_figures(out / "runs", out / "figures")
+    write_report(out / "runs", out / "report.html")
+    return [out / name for name in ("results.csv", "tables.md", "figures", "report.html")]
 
 
 def of_complete_seeds(
@@ -119,9 +120,26 @@ def run(out: Path, keys: Sequence[RunKey], jobs: int, console: SafeConsole) -> i
         return FAILED
     if report.skipped:
         console.say(f"{report.skipped} of {counted(len(keys), 'run')} were finished before")
-    names = ", ".join(path.name for path in write_files(out, report, keys, bayes))
-    console.say(f"Written to {out}: {names}")
+    *others, page = write_files(out, report, keys)
+    console.say(f"Written to {out}: {', '.join(path.name for path in others)}")
+    console.say(what_happened(group_results(report.results)[0]))
+    console.say(f"The report, for a browser: {page.resolve()}")
     return FAILED if report.failed else 0
+
+
+def what_happened(group: Group) -> str:
+    """The verdict on atom modeling in a sentence."""
+    place = next((n for n, row in enumerate(group.rows) if row.method == "atom"), None)
+    found = None if place is None else verdict(group, place)
+    if found is None:
+        return "Atom modeling cannot be compared with cross-entropy: one of them has no run"
+    said = {
+        BETTER: "did better than",
+        WORSE: "did worse than",
+        OPEN: "showed no difference to",
+    }.get(found.word, "could not be tested against")
+    tiny = ". The tiny form is a test: its numbers mean nothing" if group.tiny else ""
+    return f"Atom modeling {said} cross-entropy in {group.label}: {found.reason}{tiny}"
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -21,7 +20,6 @@ from rich.table import Table
 from rich.text import Text
 
 from atomsep.cli.printable import printable
-from atomsep.experiments.files import write_text, writing
 from atomsep.experiments.progress import Listener
 
 if TYPE_CHECKING:
@@ -34,9 +32,6 @@ HIGH, LOW = 1.0, 1e-3
 
 SPEAK_EVERY = 30.0
 """Seconds between two lines where there is no terminal to draw a bar on."""
-
-FORMATS = {"markdown": ".md", "latex": ".tex", "csv": ".csv"}
-"""Formats of tables, and the endings of their files."""
 
 
 class SafeConsole(Console):
@@ -149,6 +144,20 @@ class SweepDisplay(_Display):
         self.say_now_and_then(f"Runs: {count}")
 
 
+class CountDisplay(_Display):
+    """Shows how many of some things are done."""
+
+    def __init__(self, console: SafeConsole, doing: str, total: int) -> None:
+        super().__init__(
+            console, "{task.description}", BarColumn(20), TimeRemainingColumn(), "left"
+        )
+        self.bar = self.add_task(doing, total=total)
+
+    def advance_one(self) -> None:
+        """Count one more."""
+        self.advance(self.bar)
+
+
 def show_search(console: SafeConsole, found: Search) -> None:
     """Print all trials of a search, what it chose, what each method tried, and why some failed."""
     console.print(search_table(found))
@@ -172,23 +181,3 @@ def search_table(found: Search) -> Table:
         numbers = [f"{number:g}" for number in trial.point.values() if number is not None]
         shown.add_row(trial.method, *numbers, value, style=style)
     return shown
-
-
-def write_tables(results: list[dict[str, Any]], folder: Path) -> None:
-    """Write each table of results to one file per format."""
-    from atomsep.report.tables import build_tables
-
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    for each in build_tables(results):
-        for format, ending in FORMATS.items():
-            write_text(folder / f"{each.name}{ending}", getattr(each, format)())
-        make_console().say(f"{each.title}: {folder / each.name}.md, .tex, .csv")
-
-
-def print_tables(results: list[dict[str, Any]], format: str) -> None:
-    """Print the tables of results as text."""
-    from atomsep.report.tables import build_tables
-
-    texts = [getattr(each, format)().rstrip() for each in build_tables(results)]
-    make_console().say("\n\n".join(texts))

@@ -47,8 +47,7 @@ class AtomLoss(nn.Module):
             leaves the global one, and so dropout and data order, untouched.
         energy: weight λ0 of the energy; 0 leaves it out, so that the constraints act alone.
         group: the `torch.distributed` process group whose samples form one batch: "world" for all
-            ranks, once a process group is initialised; None keeps pairs within each rank. See
-            [several processes](../costs.md#several-processes).
+            ranks, once a process group is initialised; None keeps pairs within each rank.
 
     Shape:
         - latent: `(M, N, h)`, float16, bfloat16, float32 or float64
@@ -156,12 +155,13 @@ class AtomLoss(nn.Module):
         passing: str | None = None,
         weight: float | None = None,
         find_origin: Callable[[], Origin | None] | None = None,
+        draw: bool = True,
     ) -> Measured:
         """Charges and statistics of a layer's output; see `atomsep.core.node.measure`.
 
         With `passing`, the result's `passed` takes the output's place for its consumers. With
         `weight`, the loss over all pairs is computed in the same node; `from_statistics` may
-        still ask for another weight.
+        still ask for another weight. Without `draw`, no tokens are sampled.
         """
         samples, length, features = layout.sizes(source)
         if self.ranks.several:
@@ -172,7 +172,7 @@ class AtomLoss(nn.Module):
         count = checks.count_real(samples, length, mask, source)
         given = weight is not None and self.pairs == "all" and not self.ranks.several
         asked: dict[str, Any] = {"terms": self.terms, "weight": weight or 1.0} if given else {}
-        drawn = self.tokens is not None and self.tokens < length
+        drawn = draw and self.tokens is not None and self.tokens < length
         if self.position is None and isinstance(self.charge, int) and not drawn:
             reading = Reading(layout, self.charge, self.terms.norm)
             whole = Tokens(source, None, mask, count, reading)

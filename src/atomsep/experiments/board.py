@@ -1,17 +1,33 @@
-"""Scalars for TensorBoard."""
+"""Numbers and importance maps for TensorBoard."""
 
 from __future__ import annotations
 
 import importlib.util
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+from atomsep.experiments.atoms_file import Atoms
 from atomsep.experiments.files import writing
+from atomsep.importance.images import triptychs
+from atomsep.importance.words import merge_words
 
-AddScalar = Callable[[str, float, int], None]
-"""Takes a name, a value and the number of steps done."""
+SHOWN = 8
+"""Samples whose importance is shown."""
+
+
+class Board:
+    """Shows the course of a run; this base class, which TensorBoard's absence leaves, nothing."""
+
+    shows = False
+
+    def add(self, name: str, value: float, step: int) -> None:
+        """Add a number after so many steps."""
+
+    def add_atoms(self, atoms: Atoms, step: int) -> None:
+        """Add samples with their charges after so many steps."""
 
 
 def has_tensorboard() -> bool:
@@ -20,8 +36,8 @@ def has_tensorboard() -> bool:
 
 
 @contextmanager
-def tensorboard(folder: Path, first_step: int) -> Iterator[AddScalar]:
-    """A function that adds a scalar; what an earlier run wrote from `first_step` on is dropped.
+def tensorboard(folder: Path, first_step: int) -> Iterator[Board]:
+    """A board in a folder; what an earlier run wrote from `first_step` on is dropped.
 
     Raises:
         ExperimentError: the file system refuses.
@@ -32,15 +48,43 @@ def tensorboard(folder: Path, first_step: int) -> Iterator[AddScalar]:
         with writing(folder):
             writer = SummaryWriter(str(folder), purge_step=first_step)
 
-        def add(name: str, value: float, step: int) -> None:
-            with writing(folder):
-                writer.add_scalar(name, value, step)
-
         try:
-            yield add
+            yield _TensorBoard(writer, folder)
         finally:
             with writing(folder):
                 writer.close()
+
+
+class _TensorBoard(Board):
+    shows = True
+
+    def __init__(self, writer: Any, folder: Path) -> None:
+        self.writer, self.folder = writer, folder
+
+    def add(self, name: str, value: float, step: int) -> None:
+        with writing(self.folder):
+            self.writer.add_scalar(name, value, step)
+
+    def add_atoms(self, atoms: Atoms, step: int) -> None:
+        with writing(self.folder):
+            self.writer.add_histogram("charges", atoms.charges, step)
+            if atoms.tokens is not None:
+                self.writer.add_text("importance", words_with_charges(atoms), step)
+            elif atoms.images is not None:
+                with suppress(ValueError):  # the tokens are not a grid
+                    picture = triptychs(atoms.images, atoms.charges)
+                    self.writer.add_image("importance", picture, step, dataformats="HWC")
+
+
+def words_with_charges(atoms: Atoms) -> str:
+    """Sentences with the charge of every word behind it, as Markdown that shows them literally."""
+    lines = []
+    for text, tokens, charges in zip(
+        atoms.sentences or (), atoms.tokens or (), atoms.charges, strict=True
+    ):
+        words = merge_words(text, tokens, charges)
+        lines.append("    " + "  ".join(f"{word.text} {word.charge:+.2f}" for word in words))
+    return "\n".join(lines)
 
 
 @contextmanager

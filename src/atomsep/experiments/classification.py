@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from atomsep.experiments.atoms_file import Atoms
+from atomsep.experiments.distances import measure_distances
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.graphs import replayed
-from atomsep.experiments.latent import MethodOnLayer
+from atomsep.experiments.latent import MethodOnLayer, read_importance
 from atomsep.experiments.loading import Batch, Feed
 from atomsep.experiments.optimisers import set_rate
+from atomsep.experiments.predicting import Shown, as_atoms, evaluated_logits, logits_of, predict
 from atomsep.experiments.schedules import scheduled
 from atomsep.experiments.task import Context, Task
 
@@ -49,6 +54,7 @@ class Classification(Task):
         feed: training batches.
         held_out: makes the batches to evaluate on.
         metrics: makes torchmetrics objects by name.
+        shown: the held-out samples, to show some of them with their importance.
         features: the layer's number of features, where the layer itself does not tell.
         schedule: the schedule of the learning rate.
         warmup: share of the training over which the learning rate rises.
@@ -68,6 +74,7 @@ class Classification(Task):
         held_out: Callable[[], Iterator[Batch]],
         metrics: Callable[[], Mapping[str, Any]],
         *,
+        shown: Shown | None = None,
         features: int = 0,
         schedule: str = "constant",
         warmup: float = 0.0,
@@ -78,8 +85,9 @@ class Classification(Task):
         if not 0 <= warmup < 1:
             raise ExperimentError(f"warmup must be a share below 1, not {warmup}")
         self.fabric = context.fabric
-        self.rate = context.settings.learning_rate
+        self.settings, self.rate = context.settings, context.settings.learning_rate
         self.feed, self.held_out, self.metrics = feed, held_out, metrics
+        self.shown, self.folder, self.batch = shown, context.folder, context.settings.batch
         self.schedule, self.warmup, self.clip = schedule, warmup, clip
         self.corruptions, self.shard = corruptions or {}, context.shard
         self.steps = feed.steps
@@ -104,7 +112,8 @@ class Classification(Task):
 
     def compute(self, batch: Batch) -> Mapping[str, Tensor]:
         """The step on the device, which a graph may capture."""
-        task_loss = nn.functional.cross_entropy(self.logits(batch.inputs), batch.labels)
+        logits = logits_of(self.model, batch.inputs)
+        task_loss = nn.functional.cross_entropy(logits, batch.labels)
         self.optimiser.zero_grad()
         method = self.on_layer.backward(task_loss, batch.labels, lambda: self._second_view(batch))
         if self.clip:
@@ -115,16 +124,9 @@ class Classification(Task):
         self.optimiser.step()
         return {"cross-entropy": task_loss.detach(), **method}
 
-    def logits(self, inputs: Any, model: nn.Module | None = None) -> Tensor:
-        """The model's logits for a batch."""
-        model = self.model if model is None else model
-        output = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
-        logits: Tensor = getattr(output, "logits", output)
-        return logits
-
     def _second_view(self, batch: Batch) -> None:
         with untouched_statistics(self.inner):
-            self.logits(batch.inputs if batch.second is None else batch.second)
+            logits_of(self.model, batch.inputs if batch.second is None else batch.second)
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
@@ -168,14 +170,44 @@ class Classification(Task):
             yield batch.to(self.fabric.device)
 
     def _predict(self, inputs: Any) -> Tensor:
-        """Logits in float32.
+        """Logits in float32."""
+        return evaluated_logits(self.fabric, self.inner, inputs)
 
-        Not through Fabric: data-parallel processes may have unequal numbers of batches, and would
-        wait for each other forever.
-        """
-        inputs = self.fabric.strategy.precision.convert_input(inputs)
-        with self.fabric.autocast():
-            return self.logits(inputs, self.inner).float()
+    def describe(self) -> dict[str, Any]:
+        """Names of the classes, and what makes the model's inputs."""
+        if self.shown is None:
+            return {}
+        return {"classes": list(self.shown.classes), **self.shown.inputs.describe()}
+
+    def atoms(self, most: int) -> Atoms | None:
+        """Held-out samples with their charges, as the evaluated model sees them."""
+        binding = self.on_layer.binding
+        if self.shown is None or binding is None:
+            return None
+        self.model.eval()
+        samples, labels = self.shown.some(most)
+        predictions = predict(
+            self.shown.inputs,
+            samples,
+            fabric=self.fabric,
+            model=self.inner,
+            importance=partial(read_importance, binding),
+            classes=self.shown.classes,
+            batch=self.batch,
+        )
+        return as_atoms(self.shown.inputs, predictions, labels)
+
+    def finish(self) -> list[Path]:
+        """Write what makes the model's inputs."""
+        if self.shown is not None and self.folder is not None:
+            self.shown.inputs.save(self.folder, self.inner)
+        return []
+
+    @torch.no_grad()
+    def distances(self) -> Tensor | None:
+        """Atomic distances of the first held-out samples."""
+        inputs = (batch.inputs for batch in self._evaluated_batches())
+        return measure_distances(self.inner, self.settings, inputs, self._predict)
 
     def parts(self) -> dict[str, Any]:
         """Model, optimiser, method."""

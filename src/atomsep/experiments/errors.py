@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
 
 
 class ExperimentError(Exception):
@@ -26,8 +29,55 @@ def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> Expe
         there is no method 'atm' for synthetic; did you mean 'atom'? Available: atom, plain
     """
     names = list(known)
-    near = difflib.get_close_matches(name, names, 1, cutoff=0.5)
+    near = [each for each in names if len(name) > 1 and _initials(each) == name.lower()]  # lr
+    near = near or difflib.get_close_matches(name, names, 1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     listed = ", ".join(names[:MOST]) + (" and others" if len(names) > MOST else "")
     available = f" Available: {listed}" if names else ""
     return ExperimentError(f"there is no {kind} {name!r}{where and ' '}{where}{hint}{available}")
+
+
+def _initials(name: str) -> str:
+    return "".join(part[:1] for part in re.split(r"[_-]", name))
+
+
+@contextmanager
+def layer_errors() -> Iterator[None]:
+    """A block in which a hook's complaint about its layer becomes an error of the experiment.
+
+    Example:
+        >>> with layer_errors():
+        ...     raise ValueError("not about a layer")
+        Traceback (most recent call last):
+        ValueError: not about a layer
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if not _from_hooks(error.__traceback__):
+            raise
+        raise ExperimentError(as_settings(str(error))) from error
+
+
+def as_settings(message: str) -> str:
+    """What `attach` advises, in the words of the command line.
+
+    Example:
+        >>> as_settings('the axis is not certain; pass layout="length_first" for (L, M, C)')
+        'the axis is not certain; pass --set layout=length_first for (L, M, C)'
+        >>> as_settings("layer 'fc' has no token axis")
+        "layer 'fc' has no token axis. Choose another layer with --set layer=NAME"
+    """
+    words = re.sub(r'layout="(\w+)"', r"--set layout=\1", message)
+    if words == message and "did you mean" not in message:
+        words += ". Choose another layer with --set layer=NAME"
+    return words
+
+
+def _from_hooks(traceback: TracebackType | None) -> bool:
+    """Whether the code that attaches to layers is among the callers."""
+    while traceback is not None:
+        if str(traceback.tb_frame.f_globals.get("__name__")).startswith("atomsep.hooks."):
+            return True
+        traceback = traceback.tb_next
+    return False

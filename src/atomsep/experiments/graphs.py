@@ -49,7 +49,7 @@ def replayed(compute: Compute, context: Context, on_layer: MethodOnLayer) -> Com
 
 
 class _Captured(NamedTuple):
-    """A graph, where it reads its batch, and where it leaves losses and norms of gradients."""
+    """A graph, where it reads its batch, and where it leaves losses and what it measured."""
 
     graph: torch.cuda.CUDAGraph
     batch: Any

@@ -2,17 +2,63 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.errors import ExperimentError, layer_errors
+from atomsep.experiments.settings import Settings
 from atomsep.experiments.task import Context
 from atomsep.hooks.axes import feature_widths
 from atomsep.hooks.targets import find_layers
+from atomsep.hooks.watch import AtomWarning
 from atomsep.methods import Binding, Method, make_method
+
+
+def bind(
+    name: str, model: nn.Module, settings: Settings, seed: int, features: int = 0
+) -> tuple[Method, Binding]:
+    """A method by its name, on the layer that the settings name; "plain" is not one.
+
+    Args:
+        name: name of the method.
+        model: the model.
+        settings: name the layer, the weight and the method's options.
+        seed: seed of the run.
+        features: the layer's number of features, where the layer itself does not tell.
+
+    Raises:
+        ExperimentError: the layer, the method or an option does not exist, or a value does not fit.
+    """
+    layer, weight = settings.layer, settings.weight
+    layout: Any = settings.layout
+    try:
+        with layer_errors():
+            layers = find_layers(model, layer).values()
+            widths = {width for each in layers for width in feature_widths(each)}
+            width = widths.pop() if len(widths) == 1 else max(features, 1)
+            method = make_method(name, features=width, seed=seed, **settings.method)
+            assert method is not None  # only "plain" has none
+            return method, method.bind(model, layer, weight=weight or 0.0, layout=layout)
+    except (ValueError, TypeError) as error:
+        raise ExperimentError(str(error)) from error
+
+
+def read_importance(binding: Binding | None) -> Any:
+    """The importance of the last forward; None if the method or the layer has none.
+
+    A layer may have a loss but no importance: where it does not run in eval mode, or returns a
+    nested tensor there. A warning then says why, and does not end a run.
+    """
+    try:
+        return None if binding is None else binding.importance
+    except RuntimeError as error:
+        warnings.warn(f"there is no importance to show: {error}", AtomWarning, stacklevel=2)
+        return None
 
 
 class MethodOnLayer:
@@ -41,18 +87,7 @@ class MethodOnLayer:
         self.binding: Binding | None = None
         if context.method == "plain":
             return
-        layer, layout, weight = settings.layer, settings.layout, settings.weight
-        try:
-            layers = find_layers(model, layer).values()
-            widths = {width for each in layers for width in feature_widths(each)}
-            width = widths.pop() if len(widths) == 1 else max(features, 1)
-            method = make_method(
-                context.method, features=width, seed=context.seed, **settings.method
-            )
-            assert method is not None  # only "plain" has none
-            self.binding = method.bind(model, layer, weight=weight, layout=layout)
-        except (ValueError, TypeError) as error:
-            raise ExperimentError(str(error)) from error
+        method, self.binding = bind(context.method, model, settings, context.seed, features)
         self.method = method.to(self.fabric.device)
         learned = list(method.parameters())
         if learned:
@@ -96,7 +131,7 @@ class MethodOnLayer:
 
     @property
     def strength(self) -> Any:
-        """The norms that the last step measured, for a graph to keep."""
+        """What the last step measured, for a graph to keep."""
         return None if self.binding is None else self.binding.strength
 
     @strength.setter
@@ -108,6 +143,17 @@ class MethodOnLayer:
     def gradient_shares(self) -> dict[str, float]:
         """Norms of the method's gradient over the task's in the last step that was watched."""
         return {} if self.binding is None else self.binding.gradient_shares
+
+    @property
+    def stats(self) -> dict[str, float]:
+        """Statistics of the last step; waits for the device. Empty for methods without any."""
+        return {} if self.binding is None else self.binding.stats
+
+    def measured(self, what: str) -> dict[str, float]:
+        """What the last step measured, by the property's name; empty unless all are finite."""
+        found: dict[str, float] = getattr(self, what)
+        finite = all(map(math.isfinite, found.values()))
+        return {name: round(value, 7) for name, value in found.items()} if finite else {}
 
     def state_dict(self) -> dict[str, Any]:
         """The method's state, which is all that a resumed run needs."""

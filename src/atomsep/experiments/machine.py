@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,6 +80,18 @@ def make_fabric(machine: Machine, precision: str) -> Fabric:
     if machine.devices > 1:
         fabric.launch()
     return fabric
+
+
+@contextmanager
+def same_threads() -> Iterator[None]:
+    """Restore the number of threads at the end, whatever a task chose."""
+    import torch
+
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def place_for(size: int, wanted: str, device: torch.device) -> str:

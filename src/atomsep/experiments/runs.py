@@ -1,10 +1,12 @@
 """A run on disk: its configuration, metrics, checkpoint and result.
 
     runs/flowers/atom-1a2b3c4d/seed-0/
-        config.json     what was asked for, versions, commit, machine
+        config.json     what was asked for, names of the classes, versions, commit, machine
         metrics.jsonl   a line per epoch and per evaluation
         checkpoint.pt   where to continue from; removed when the run is finished
         model.pt        state dictionaries of the trained models, by name
+        encoder/        tokenizer and configuration of the encoder, for text
+        atoms.npz       some samples with their charges
         result.json     exists only once the run is finished
 
 Every file is whole at any moment: it is written under another name and then moved into place.

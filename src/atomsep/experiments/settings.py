@@ -41,7 +41,11 @@ def setting(
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings that every experiment has. Together with the seed they determine the result."""
+    """Settings that every experiment has. Together with the seed they determine the result.
+
+    `evaluate_every` is the exception: unless a family of experiments has evaluation points of its
+    own, it only determines what is recorded on the way.
+    """
 
     epochs: int = setting(1, "passes over the training samples", low=1)
     batch: int = setting(64, "samples per step, over all devices", low=1)
@@ -62,7 +66,7 @@ class Settings:
     )
     compile: bool = setting(False, "compile the model with torch.compile")
     graph: bool = setting(False, "replay each step as a CUDA graph, for small models on a GPU")
-    evaluate_every: int = setting(0, "epochs between evaluations; 0: only at the end", low=0)
+    evaluate_every: int = setting(1, "epochs between evaluations; 0: only at the end", low=0)
     average_last: int = setting(1, "last evaluations whose mean metrics are the result", low=1)
     method: dict[str, Any] = setting({}, "options of the method, as method.NAME=VALUE")  # noqa: RUF009
 
@@ -85,9 +89,26 @@ class Settings:
             if epoch > last or (every and epoch % every == 0)
         ]
 
+    @classmethod
+    def only_recorded(cls) -> tuple[str, ...]:
+        """Names of the settings on which no result depends.
+
+        The result is the mean over the last epochs, however often the model was evaluated before.
+        """
+        own_points = cls.evaluation_points is not Settings.evaluation_points
+        return () if own_points else ("evaluate_every",)
+
     def digest(self) -> str:
-        """Eight hexadecimal digits that distinguish these settings from others."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        """Eight hexadecimal digits that distinguish these settings from others.
+
+        Settings on which no result depends count as 0, so runs that differ only in them are one.
+
+        Example:
+            >>> Settings(evaluate_every=5).digest() == Settings(evaluate_every=0).digest()
+            True
+        """
+        values = dataclasses.asdict(self) | dict.fromkeys(self.only_recorded(), 0)
+        text = json.dumps(values, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
     from torch import Tensor
 
+    from atomsep.experiments.atoms_file import Atoms
     from atomsep.experiments.latent import MethodOnLayer
     from atomsep.experiments.loading import Shard
+    from atomsep.experiments.trained import Saved, TrainedRun
 
 
 @dataclass(frozen=True)
@@ -107,12 +109,33 @@ class Task(ABC):
     def parts(self) -> dict[str, Any]:
         """What a checkpoint must hold: models, optimisers and the method, by name."""
 
+    def distances(self) -> Tensor | None:
+        """Quantiles of the atomic distances of some samples, always the same; see `distances.py`.
+
+        None if the method's layer has no tokens.
+        """
+        return None
+
     def broken_down(self, lines: Sequence[Mapping[str, Any]]) -> str | None:
         """A sentence if the training has broken down, from the run's lines of metrics; or None."""
         return None
 
+    def describe(self) -> dict[str, Any]:
+        """What `config.json` must hold so that the trained model can be used without its data.
+
+        JSON values; "classes" are the names of the classes.
+        """
+        return {}
+
+    def atoms(self, most: int) -> Atoms | None:
+        """At most so many held-out or generated samples with their charges, always the same.
+
+        None if the method does not measure importance.
+        """
+        return None
+
     def finish(self) -> list[Path]:
-        """Write what the task shows at the end (pictures); returns the files."""
+        """Write what the task leaves at the end (pictures, tokenizers); returns the files."""
         return []
 
 
@@ -139,6 +162,7 @@ class Experiment:
         learning_rates: learning rates that a search tries.
         weight_decays: weight decays that a search tries; the settings must have a `weight_decay`.
         weight_grid: weights that a search tries, by method; "" for all others.
+        load: makes the trained model of a finished run; None if `load_run` cannot.
     """
 
     name: str
@@ -156,9 +180,10 @@ class Experiment:
     learning_rates: tuple[float, ...] = ()
     weight_decays: tuple[float, ...] = ()
     weight_grid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    load: Callable[[Saved], TrainedRun] | None = None
 
 
-def deferred(where: str) -> Callable[[Context], Task]:
+def deferred(where: str) -> Callable[[Any], Any]:
     """The function that `package.module:function` names, imported only when it is called.
 
     Example:
@@ -166,11 +191,10 @@ def deferred(where: str) -> Callable[[Context], Task]:
     """
     module, _, function = where.partition(":")
 
-    def build(context: Context) -> Task:
-        task: Task = getattr(import_module(module), function)(context)
-        return task
+    def call(argument: Any) -> Any:
+        return getattr(import_module(module), function)(argument)
 
-    return build
+    return call
 
 
 def main_metric(experiment: Experiment, metrics: Mapping[str, float]) -> str:

@@ -8,21 +8,22 @@ as an uninterrupted one does, bit for bit on a CPU.
 from __future__ import annotations
 
 import json
-import math
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from atomsep.experiments.board import has_tensorboard, tensorboard
-from atomsep.experiments.errors import ExperimentError, StoppedError
+from atomsep.experiments.atoms_file import MOST, write_atoms
+from atomsep.experiments.board import SHOWN, Board, has_tensorboard, tensorboard
+from atomsep.experiments.distances import moments, record_distances
+from atomsep.experiments.entry_points import IMPORTED
+from atomsep.experiments.errors import ExperimentError, StoppedError, layer_errors
 from atomsep.experiments.files import write_state, write_text
-from atomsep.experiments.machine import Machine, make_fabric
+from atomsep.experiments.machine import Machine, make_fabric, same_threads
 from atomsep.experiments.progress import Listener, Meter, interruptible
 from atomsep.experiments.provenance import provenance
 from atomsep.experiments.randomness import seed_step
@@ -69,7 +70,8 @@ def train(
     with (
         run.locked() if fabric.is_global_zero else nullcontext(),
         torch.random.fork_rng(devices=devices),
-        _same_threads(),
+        same_threads(),
+        layer_errors(),
     ):
         # Another process may have finished the run before this one got the lock.
         result = fabric.broadcast(run.read_result() if fabric.is_global_zero else None)
@@ -88,7 +90,7 @@ def train(
                 listener=listener,
             )
         )
-        about = {**key.record(), **provenance()}
+        about = {**key.record(), **task.describe(), "imports": list(IMPORTED), **provenance()}
         if fabric.is_global_zero:
             write_text(run.config, json.dumps(about, indent=2) + "\n")
         return Loop(task, key, run, fabric, machine, listener, about).run_to_end()
@@ -121,6 +123,7 @@ class Loop:
         settings, steps = self.key.settings, self.task.steps
         self.total = settings.epochs * steps
         self.evaluations = set(settings.evaluation_points(steps))
+        self.moments = {} if self.key.validation else moments(self.total)
         self.line_ends = self.evaluations | set(range(steps, self.total + 1, steps))
         self._continue()
         self.listener.started(self.key, self._done(), self.total)
@@ -132,12 +135,13 @@ class Loop:
                 self.epoch, self.step = self.epoch + 1, 0
         return self._finish(start)
 
-    def _train_epoch(self, start: float, stop: threading.Event, board: Any) -> None:
+    def _train_epoch(self, start: float, stop: threading.Event, board: Board) -> None:
         task, seed, read = self.task, self.key.seed, time.monotonic()
         seen, since = 0, read
         # With several processes, each must drop other features.
         rank = (self.fabric.global_rank,) if self.fabric.world_size > 1 else ()
         for batch in task.batches(self.epoch, self.step):
+            self._record_distances()
             seed_step(seed, "step", self.epoch, self.step, *rank)
             first, ends = self._done() == 0, self._done() + 1 in self.line_ends
             if task.on_layer is not None:
@@ -157,11 +161,17 @@ class Loop:
             if stop.is_set():
                 self._checkpoint(start)
                 raise StoppedError(f"stopped in epoch {self.epoch + 1}, with a checkpoint")
-            self._checkpoint_if_due(start)
+            if time.monotonic() - self.saved >= self.machine.checkpoint_seconds:
+                self._checkpoint(start)
         if self.step < task.steps:
             raise ExperimentError(
                 f"epoch {self.epoch + 1} had {self.step} batches, not {task.steps} as announced"
             )
+
+    def _record_distances(self) -> None:
+        if self._done() in self.moments:
+            where = self.run.folder if self.fabric.is_global_zero else None
+            record_distances(self.task, self.moments[self._done()], where)
 
     def _report_losses(self, rate: float) -> None:
         means = self.meter.means()
@@ -173,23 +183,16 @@ class Loop:
                 f"rate or the weight"
             )
 
-    def _shares(self) -> dict[str, float]:
-        """How strong the method's gradient was in the last step; empty unless all are finite."""
-        shares = {} if self.task.on_layer is None else self.task.on_layer.gradient_shares
-        finite = all(map(math.isfinite, shares.values()))
-        return {name: round(share, 7) for name, share in shares.items()} if finite else {}
+    def _measured(self, what: str) -> dict[str, float]:
+        return {} if self.task.on_layer is None else self.task.on_layer.measured(what)
 
     def _report_strength(self) -> None:
-        self.about["strength_at_start"] = shares = self._shares()
+        self.about["strength_at_start"] = shares = self._measured("gradient_shares")
         if shares:
             self.listener.strength(shares)
 
     def _done(self) -> int:
         return self.epoch * self.task.steps + self.step
-
-    def _checkpoint_if_due(self, start: float) -> None:
-        if time.monotonic() - self.saved >= self.machine.checkpoint_seconds:
-            self._checkpoint(start)
 
     def _parts(self) -> dict[str, Any]:
         """What a checkpoint holds: the task's parts, and the loss scale of half precision."""
@@ -238,15 +241,18 @@ class Loop:
             self.about["strength_at_start"] = state["strength_at_start"]
         self.task.unreadable.update(state["unreadable"])
 
-    def _end_line(self, start: float, board: Any) -> None:
+    def _end_line(self, start: float, board: Board) -> None:
         """Write the mean losses since the last line, and evaluate if it is time to."""
-        step, losses, metrics = self._done(), {**self.meter.means(), **self._shares()}, {}
+        step, metrics = self._done(), {}
+        losses = self.meter.means() | self._measured("stats") | self._measured("gradient_shares")
         line: dict[str, Any] = {"epoch": self.epoch + 1, "step": step, **losses}
         if step in self.evaluations:
             line["metrics"] = metrics = self.task.evaluate()
             self.listener.evaluated(self.epoch + 1, step, metrics)
+            if board.shows and (atoms := self.task.atoms(SHOWN)) is not None:
+                board.add_atoms(atoms, step)
         for name, value in {**losses, **metrics}.items():
-            board(name, value, step)
+            board.add(name, value, step)
         line["seconds"] = round(time.monotonic() - start, 3)
         self.lines.append(json.dumps(line))
         self.meter = Meter()
@@ -257,11 +263,11 @@ class Loop:
             text = "".join(line + "\n" for line in self.lines)
             write_text(self.run.metrics, text, durable=False)  # the checkpoint has them too
 
-    def _board(self) -> Any:
-        """A function that adds a scalar to TensorBoard, where that is installed."""
+    def _board(self) -> AbstractContextManager[Board]:
+        """TensorBoard, where that is installed."""
         if self.machine.tensorboard and self.fabric.is_global_zero and has_tensorboard():
             return tensorboard(self.run.folder / "tensorboard", self._done() + 1)
-        return nullcontext(lambda name, value, step: None)
+        return nullcontext(Board())
 
     def _finish(self, start: float) -> dict[str, Any]:
         lines = [json.loads(line) for line in self.lines]
@@ -271,7 +277,8 @@ class Loop:
             name: round(sum(each[name] for each in last) / len(last), 7) for name in last[-1]
         }
         metrics |= self.task.evaluate_once()
-        files = self.task.finish() if self.fabric.is_global_zero else []
+        self._record_distances()
+        files = self._leave() if self.fabric.is_global_zero else []
         result = {
             **self.about,
             "metrics": metrics,
@@ -287,12 +294,8 @@ class Loop:
             self.run.checkpoint.unlink(missing_ok=True)
         return result
 
-
-@contextmanager
-def _same_threads() -> Iterator[None]:
-    """Restore the number of threads, whatever the task chose."""
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    def _leave(self) -> list[Path]:
+        """Write the task's files, and some samples with their charges."""
+        files, atoms = self.task.finish(), self.task.atoms(MOST)
+        written = None if atoms is None else write_atoms(self.run.folder, atoms)
+        return files + ([] if written is None else [written])

@@ -6,22 +6,34 @@ the importance and the statistics on demand.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import MethodType
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from atomsep.core.layout import Axes
 from atomsep.core.loss import AtomLoss
-from atomsep.hooks.masks import MaskSource, MaskTap
+from atomsep.hooks import copies
+from atomsep.hooks.arguments import (
+    Absent,
+    Conduct,
+    Runs,
+    check_conduct,
+    check_loss_argument,
+    check_weight,
+)
+from atomsep.hooks.losses import mean_of
+from atomsep.hooks.maps import UNTRAINED, MapsWatch
+from atomsep.hooks.marks import mark, unmark
+from atomsep.hooks.mask_hosts import MaskSource
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.switch import Switch
+from atomsep.hooks.taking import check_loss, take_loss
 from atomsep.hooks.tap import LayerTap
-from atomsep.hooks.targets import Key, Target, find_layers
+from atomsep.hooks.targets import Key, Target, find_layers, unwrap
+from atomsep.hooks.watch import tell_once
 
 
 def attach(
@@ -33,8 +45,12 @@ def attach(
     layout: Axes | Literal["auto"] = "auto",
     mask: MaskSource = None,
     select: Key = None,
-    skip_tokens: int = 0,
+    skip_tokens: int | Literal["auto"] = "auto",
     watch_gradients: bool = False,
+    runs: Runs | None = None,
+    missing: Absent = "error",
+    in_eval: Absent = "error",
+    add_to: str | int | None = None,
 ) -> Attachment:
     """Attach atom modeling to one or several layers of a model.
 
@@ -46,19 +62,29 @@ def attach(
             training mode decides whether there is a loss.
         target: a dotted name, a glob over dotted names, a module of the model, or a list of these.
         loss: the loss with its settings and learned maps; `AtomLoss()` if None. Learned maps are
-            not part of the model: pass their `parameters()` to the optimiser, and average their
-            gradients yourself in data-parallel training.
+            not part of the model: pass their `parameters()` to the optimiser. In data-parallel
+            training it forms pairs over all processes, and averages the maps' gradients.
         weight: factor of the loss; can be changed during training.
         layout: "channels_first" for (M, C, H, W) and (M, C, L), "channels_last" for (M, L, C) and
-            (M, H, W, C), "length_first" for (L, M, C), or "auto" to infer it where it is certain.
-        mask: None uses the `attention_mask` that the model is called with, a name uses the
-            argument of that name, a callable `(args, kwargs) -> mask` computes the mask from the
-            model's arguments, and False uses no mask. Masks are true on real tokens and have shape
-            `(M, L)` or `(M, H, W)`.
+            (M, H, W, C), "length_first" for (L, M, C), or "auto" to decide it in the first forward;
+            `print(attachment)` then shows what was decided, and why.
+        mask: None uses the `attention_mask` or `key_padding_mask` of the calls around the layer, a
+            name uses the argument of that name, a callable `(args, kwargs) -> mask` computes the
+            mask from the model's arguments, and False uses no mask. Masks have shape `(M, L)` or
+            `(M, H, W)` and are true on real tokens; a `key_padding_mask` is true on padding.
         select: index or key of the tensor if the layer returns a tuple or a mapping.
-        skip_tokens: number of class tokens in front to leave out.
+        skip_tokens: number of tokens in front to leave out, or "auto" for the class, distillation
+            and register tokens of a vision transformer.
         watch_gradients: whether `stats` shows how strong the loss's gradient is against the
             task's; can be changed at any step. It costs a copy of the gradient.
+        runs: which runs count if a layer runs several times before `loss()`: "last", or "mean" for
+            the mean of their losses. None counts the last, and warns if an earlier one was trained.
+        missing: "zero" makes the loss of a layer that did not run 0 (LayerDrop); "error" raises.
+        in_eval: "zero" makes the loss 0 after a forward in evaluation mode, for a step shared by
+            training and validation; "error" raises.
+        add_to: None leaves it to you to add `attachment.loss()`. For a model that returns its own
+            loss, the name or index of that loss in its output, usually "loss": the model then adds
+            the atom loss itself in every training forward, as trainers need it.
 
     Returns:
         The attachment, with the loss, importance and statistics of the layer.
@@ -66,6 +92,7 @@ def attach(
     Raises:
         ValueError: the target matches nothing, or an argument is out of range. A layout that is
             not certain is refused in the first forward, in a message that names the shapes.
+        TypeError: an argument has the wrong type, for example a weight in the place of the loss.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Flatten(), nn.Linear(40, 2))
@@ -76,9 +103,8 @@ def attach(
         torch.Size([4, 5])
         >>> attachment.detach()
     """
-    if skip_tokens < 0:
-        raise ValueError(f"skip_tokens must be at least 0, not {skip_tokens}")
-    attachment = Attachment(model, loss if loss is not None else AtomLoss(), weight)
+    conduct = check_conduct(runs, missing, in_eval)
+    attachment = Attachment(model, check_loss_argument(loss), weight, conduct)
     attachment.watch_gradients = watch_gradients
     try:
         for name, layer in find_layers(model, target).items():
@@ -86,25 +112,14 @@ def attach(
                 attachment.model, name, layer, layout, mask, select, skip_tokens, attachment._switch
             )
             attachment._add(reader)
+        if add_to is not None:
+            from atomsep.hooks.adding import LossAdder
+
+            attachment._adder = LossAdder(attachment, add_to)
     except BaseException:
         attachment.detach()
         raise
     return attachment
-
-
-def attachments(model: nn.Module) -> list[Attachment]:
-    """The attachments of a model, for example of a copied or unpickled one.
-
-    Example:
-        >>> import copy
-        >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU())
-        >>> attachment = attach(model, "0")
-        >>> [copied] = attachments(copy.deepcopy(model))
-        >>> copied is attachment
-        False
-    """
-    hooks = (hook for module in model.modules() for hook in module._forward_hooks.values())
-    return list(dict.fromkeys(hook.attachment for hook in hooks if isinstance(hook, LayerTap)))
 
 
 class Attachment:
@@ -117,15 +132,23 @@ class Attachment:
         criterion (AtomLoss): the loss with its settings and learned maps.
         model (nn.Module): the model it is attached to.
         watch_gradients (bool): whether the next forwards are watched for `stats`.
+        conduct (tuple): `runs`, `missing` and `in_eval`.
     """
 
-    def __init__(self, model: nn.Module, criterion: AtomLoss, weight: float) -> None:
-        self.model = _unwrapped(model)
+    def __init__(
+        self, model: nn.Module, criterion: AtomLoss, weight: float, conduct: Conduct
+    ) -> None:
+        self.model = unwrap(model)
         self.criterion = criterion
         self.weight = weight
+        self.conduct = conduct
         self.watch_gradients = False
+        self.told: set[str] = set()
+        self._maps = MapsWatch()
         self._switch = Switch()
         self._taps: list[LayerTap] = []
+        copies.keep(self.model, self)
+        self._adder: Any = None
 
     @property
     def active(self) -> bool:
@@ -139,29 +162,35 @@ class Attachment:
 
     @weight.setter
     def weight(self, value: float) -> None:
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"weight must be a finite number of at least 0, not {value!r}")
-        self._weight = float(value)
+        self._weight = check_weight(value)
 
     @property
     def layers(self) -> list[str]:
-        """Names of the layers it is attached to."""
+        """The names of its layers."""
         return [tap.name for tap in self._taps]
 
     def loss(self) -> Tensor:
         """The weighted loss of the last training forward, to be added to the task's loss.
 
         With several layers, it is the mean of their losses, on the device of the last one. If a
-        layer ran more than once since the last call, its last run counts.
+        layer ran more than once since the last call, its last run counts, or the mean of all runs
+        with `runs="mean"`.
 
         Raises:
-            RuntimeError: there was no training forward since the last call, the attachment was
-                detached, or the output was overwritten in place for the first time after earlier
-                steps left it unchanged.
+            RuntimeError: there was no training forward since the last call (see `missing` and
+                `in_eval` of `attach`), the attachment was detached, or the output was overwritten
+                in place for the first time after earlier steps left it unchanged.
         """
         for tap in self._taps:
-            tap.check_loss()  # before any is taken
-        return mean_of([tap.take_loss(self.weight) for tap in self._taps])
+            check_loss(tap)  # before any is taken
+        loss = mean_of([take_loss(tap, self.weight) for tap in self._taps])
+        if not torch.compiler.is_compiling() and self._maps.untrained(self.model, self.criterion):
+            self.tell("maps", UNTRAINED)
+        return loss
+
+    def tell(self, topic: str, message: str) -> None:
+        """Warn of a topic, the first time only."""
+        tell_once(self.told, topic, message)
 
     @property
     def importance(self) -> Any:
@@ -174,12 +203,15 @@ class Attachment:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """The parts of the loss of the last training forward, as numbers.
+        """What the last forward was like, as numbers; it is the forward of `importance`.
 
-        energy, neutrality and occupancy are unweighted and in the loss's scale. distance is the
-        mean over pairs of nuclei and radius the mean over samples. protons, electrons and neutrons
-        are the shares P/N, G/N and the rest. They are computed when read, which synchronises with
-        the GPU. With several layers, a dictionary by name.
+        training is 1 if it was a training forward, which has a loss, and 0 otherwise. energy,
+        neutrality and occupancy are unweighted and in the loss's scale. distance is the mean over
+        pairs of nuclei and radius the mean over samples. protons, electrons and neutrons are the
+        shares P/N, G/N and the rest. charge_square is the mean of q². position_share is the share
+        of the charges' variance that the position alone explains: 1 if all samples have the same
+        map. They are computed when read, which synchronises with the GPU. With several layers, a
+        dictionary by name.
 
         With `watch_gradients`, and once the backward pass has run, gradient_share is the norm of
         the weighted loss's gradient at the layer's output over that of the gradient that arrives
@@ -212,7 +244,8 @@ class Attachment:
         """A context in which the hooks do nothing and the model runs as if it were not attached.
 
         For what cannot run with hooks. It applies to all threads and can be nested; what was held
-        before stays. torch.export needs it only in PyTorch 2.6 with strict=True.
+        before stays. Tracing and export leave the hooks out by themselves, except torch.export with
+        strict=True in PyTorch 2.6.
 
         Example:
             >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU())
@@ -229,11 +262,14 @@ class Attachment:
     def detach(self) -> None:
         """Remove all hooks from the model and drop what is held of the last forward."""
         self._switch.attached = False
+        if self._adder is not None:
+            self._adder.handle.remove()
         for tap in self._taps:
             tap.detach()
         for tap in self._taps:
             for module in (*tap.reader.hosts, tap.reader.layer):
-                _unmark(module)
+                unmark(module)
+        copies.drop(self.model, self)
 
     def __enter__(self) -> Attachment:
         return self
@@ -243,41 +279,27 @@ class Attachment:
 
     def __repr__(self) -> str:
         state = "" if self.active else ", detached"
-        return f"Attachment(layers={self.layers}, weight={self.weight:g}{state}, {self.criterion})"
+        lines = [
+            f"Attachment(layers={self.layers}, weight={self.weight:g}{state}, {self.criterion})"
+        ]
+        for tap in self._taps:
+            lines.append(f"  {tap.name}: {tap.reader.describe(tap.forwards.last.read_as)}")
+        return "\n".join(lines)
 
     def _add(self, reader: LayerReader) -> None:
-        """Register the hooks, and store each module's `forward` in the module itself.
-
-        It is the one of its class, which would be found anyway. But torch.compile shares graphs
-        between the models of a class and does not check whether they have hooks. It does check
-        this, so no graph that was compiled without the hook fits.
-        """
         tap = LayerTap(self, reader)
         self._taps.append(tap)
+        copies.clear(reader.layer)
         reader.listen(tap)
         for module in (*reader.hosts, reader.layer):
-            vars(module).setdefault("forward", module.forward)
+            mark(module)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Hooks are copied without what they belong to (see `atomsep.hooks.copies`)."""
+        return {**self.__dict__, "readers": [tap.reader for tap in self._taps]}
 
-def mean_of(losses: list[Tensor]) -> Tensor:
-    """The mean of scalars, on the device of the last one."""
-    if len(losses) == 1:
-        return losses[0]
-    device = losses[-1].device
-    return torch.stack([loss.to(device) for loss in losses]).mean()
-
-
-def _unmark(module: nn.Module) -> None:
-    """Remove the `forward` that `_add` stored, once no attachment has a hook on the module."""
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    ours = any(isinstance(hook, (LayerTap, MaskTap)) for hook in hooks)
-    own = MethodType(type(module).forward, module)
-    if not ours and vars(module).get("forward") == own:
-        del vars(module)["forward"]
-
-
-def _unwrapped(model: Any) -> nn.Module:
-    """The model inside compiled and data-parallel wrappers."""
-    while isinstance(model, nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
-        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
-    return cast(nn.Module, model)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        readers = state.pop("readers")
+        self.__dict__.update(state)
+        for tap, reader in zip(self._taps, readers, strict=True):
+            tap.link(self, reader)

@@ -14,31 +14,60 @@ _CHANNELS_FIRST: dict[type[nn.Module], int | None] = {
 }
 """Modules whose features are on axis 1, with the number of axes of a batch (None: any)."""
 
-_CHANNELS_LAST = {nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding}
+_SEQUENCES = (nn.MultiheadAttention, nn.LSTM, nn.GRU, nn.RNN)
+"""Modules that say with `batch_first` which axis of a sequence holds the samples."""
+
+_CHANNELS_LAST = {
+    *(nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear),
+    *(nn.LayerNorm, nn.RMSNorm, nn.Embedding, *_SEQUENCES[1:]),
+}
 
 
 def infer_axes(module: nn.Module, root: nn.Module, dim: int) -> Axes | None:
-    """The axes of an output with `dim` dimensions if they are certain, otherwise None.
+    """The axes of an output with `dim` dimensions if the modules' types tell, otherwise None.
+
+    Sequences in a model with an attention or recurrent layer that has `batch_first=False`, whose
+    first axis may be the length, are not certain; the output of such a layer itself is.
+    """
+    axis = feature_axis(module, dim)
+    if axis == 1:
+        return "channels_first"
+    if axis is None:
+        return None
+    first = batch_first(module)
+    if dim == 3 and first is not None:
+        return "channels_last" if first else "length_first"
+    return None if dim == 3 and length_may_be_first(root) else "channels_last"
+
+
+def feature_axis(module: nn.Module, dim: int) -> int | None:
+    """The axis of an output with `dim` dimensions that holds the features, if the types tell.
 
     The leaves inside the layer must agree: convolutions and batch norms put features on axis 1,
     linear layers and layer norms on the last one. Only exact types count, since a subclass may
-    permute. Layers with both kinds of leaves or with neither are not certain. Nor are sequences in
-    a model with an attention or recurrent layer that has `batch_first=False`, whose first axis may
-    be the length.
+    permute. Layers with both kinds of leaves or with neither are not certain.
     """
     leaves = _last_leaves(module)
     first = [leaf for leaf in leaves if type(leaf) in _CHANNELS_FIRST]
     last = [leaf for leaf in leaves if type(leaf) in _CHANNELS_LAST]
     if first and not last:
         expected = {_CHANNELS_FIRST[type(leaf)] for leaf in first} - {None}
-        return "channels_first" if expected <= {dim} else None
+        return 1 if expected <= {dim} else None
     if last and not first:
-        if any(len(getattr(leaf, "normalized_shape", "1")) > 1 for leaf in last):
-            return None  # a norm over several axes does not tell which one holds the features
-        kinds = (nn.MultiheadAttention, nn.RNNBase)
-        length_first = any(isinstance(m, kinds) and not m.batch_first for m in root.modules())
-        return None if dim == 3 and length_first else "channels_last"
+        # A norm over several axes does not tell which one holds the features.
+        several = any(len(getattr(leaf, "normalized_shape", "1")) > 1 for leaf in last)
+        return None if several else dim - 1
     return None
+
+
+def batch_first(module: nn.Module) -> bool | None:
+    """Whether the first axis of an attention or recurrent layer holds the samples."""
+    return bool(module.batch_first) if isinstance(module, _SEQUENCES) else None
+
+
+def length_may_be_first(root: nn.Module) -> bool:
+    """Whether some attention or recurrent layer has `batch_first=False`."""
+    return any(batch_first(module) is False for module in root.modules())
 
 
 def feature_widths(module: nn.Module) -> set[int]:
@@ -46,6 +75,9 @@ def feature_widths(module: nn.Module) -> set[int]:
     names = ("out_features", "out_channels", "num_features", "num_channels", "embedding_dim")
     widths: set[int] = set()
     for leaf in _last_leaves(module):
+        if isinstance(leaf, nn.RNNBase):
+            directions = 2 if leaf.bidirectional else 1
+            widths.add(directions * (leaf.proj_size or leaf.hidden_size))
         widths.update(getattr(leaf, name) for name in names if hasattr(leaf, name))
         widths.update(getattr(leaf, "normalized_shape", ())[-1:])
     return widths

@@ -24,7 +24,10 @@ class Held:
 
     Attributes:
         statistics: of the last training forward, with its graph, until its loss is taken.
-        taken: the same without the graph, after its loss was taken.
+        earlier: the same of the runs before it, where all of them count.
+        taken: of the last training forward without the graph, after its loss was taken.
+        seen: of the last forward without a graph, if it was not a training forward.
+        training: whether the last forward was a training forward.
         charge: token importance of the last forward, `(M, N)`.
         read_as: layout and shape of the output that the importance belongs to.
         idle_reason: why the last forward gave no loss; empty if it gave one.
@@ -33,10 +36,17 @@ class Held:
         handed_on: a weak reference to it and its version then; None once it needs no look.
         recall: mask and number of draws of the last training forward, for a checkpoint.
         strength: norms of its gradients, where they are watched.
+        forwards: how many training forwards there were.
+        losses: how many losses were taken.
+        zeros: how many zeros were given since the last of them.
+        left_out: whether a run trained the model that the loss left out.
     """
 
     statistics: Statistics | None = None
+    earlier: tuple[Statistics, ...] = ()
     taken: Statistics | None = None
+    seen: Statistics | None = None
+    training: bool = False
     charge: Tensor | None = None
     read_as: tuple[Layout, tuple[int, ...]] | None = None
     idle_reason: str = ""
@@ -45,6 +55,18 @@ class Held:
     handed_on: tuple[weakref.ref[Tensor], int] | None = None
     recall: tuple[Tensor | None, int] | None = None
     strength: Strength | None = None
+    forwards: int = 0
+    losses: int = 0
+    zeros: int = 0
+    left_out: bool = False
+
+    def last_numbers(self) -> Statistics | None:
+        """The statistics of the last forward, without a graph."""
+        if not self.training:
+            return self.seen
+        if self.depth or self.statistics is None:
+            return self.taken
+        return self.statistics.detach()
 
     def move_from(self, other: Held) -> None:
         """Take over what a compiled forward left, in memory of our own.
@@ -55,11 +77,15 @@ class Held:
             with torch.inference_mode(False), torch.enable_grad():
                 if other.statistics is not None:
                     self.statistics = _copied(other.statistics)
+                    self.earlier += tuple(_copied(each) for each in other.earlier)
                 elif other.taken is not None:
-                    self.statistics, self.taken = None, _copied(other.taken)
+                    self.statistics, self.earlier, self.taken = None, (), _copied(other.taken)
+                self.seen = None if other.seen is None else _copied(other.seen)
                 self.charge = None if other.charge is None else other.charge.clone()
             self.read_as, self.idle_reason, self.depth = other.read_as, other.idle_reason, 0
-        other.statistics = other.taken = other.charge = None
+            self.training = other.training
+        other.statistics = other.taken = other.seen = other.charge = None
+        other.earlier = ()
 
 
 def _copied(statistics: Statistics) -> Statistics:

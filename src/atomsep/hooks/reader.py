@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from atomsep.core.layout import DESCRIPTIONS, Axes, Layout
-from atomsep.hooks.axes import feature_widths, infer_axes
-from atomsep.hooks.masks import ATTENTION_MASK, MaskSlot, MaskSource, MaskTap, find_mask_hosts
+from atomsep.core.layout import Axes, Layout
+from atomsep.hooks.inputs import ModelInput
+from atomsep.hooks.layouts import LayoutFinder
+from atomsep.hooks.mask_fit import MaskFit, fits, unpack
+from atomsep.hooks.mask_hosts import MaskSource, find_mask_hosts, modules_around
+from atomsep.hooks.masks import MaskSlot, MaskTap
 from atomsep.hooks.switch import Switch
 from atomsep.hooks.targets import Key, pick_tensor
+from atomsep.hooks.watch import Watch
 
 
 class LayerReader:
@@ -25,10 +28,10 @@ class LayerReader:
         model: the model around the layer, whose call brings the mask.
         name: the layer's name, for messages.
         layer: the module whose output is read.
-        layout: the axes of the output, or "auto" to infer them where they are certain.
+        layout: the axes of the output, or "auto" to decide them where they are certain.
         mask: where the padding mask comes from; see [`attach`][atomsep.attach].
         select: index or key of the tensor, where the layer returns a tuple or a mapping.
-        skip_tokens: how many tokens in front to leave out.
+        skip_tokens: how many tokens in front to leave out, or "auto" for class tokens.
         switch: turns the hooks that note the mask on and off.
 
     Raises:
@@ -43,90 +46,84 @@ class LayerReader:
         layout: Axes | Literal["auto"] = "auto",
         mask: MaskSource = None,
         select: Key = None,
-        skip_tokens: int = 0,
+        skip_tokens: int | Literal["auto"] = 0,
         switch: Switch | None = None,
     ) -> None:
-        if layout != "auto" and layout not in DESCRIPTIONS:
-            raise ValueError(
-                f"layout must be 'auto' or one of {list(DESCRIPTIONS)}, not {layout!r}"
-            )
-        self.model, self.name, self.layer = model, name, layer
-        self.select, self.skip = select, skip_tokens
-        axes = None if layout == "auto" else layout
-        self.axes = {dim: axes or infer_axes(layer, model, dim) for dim in (3, 4, 5)}
-        self.widths = None if axes else feature_widths(layer)
-        self.resolved: tuple[torch.Size, Layout] | None = None
+        self.model, self.name, self.layer, self.select = model, name, layer, select
+        self.key: Key = None
+        self.input = ModelInput(model, switch)
+        self.layout = LayoutFinder(model, name, layer, layout, skip_tokens, self.input)
         self.slot = MaskSlot(switch)
-        self.hosts = find_mask_hosts(model, layer, mask)
-        source = ATTENTION_MASK if mask is None else mask
-        self.handles = [
-            host.register_forward_pre_hook(
-                MaskTap(self.slot, host, source, outermost=host is self.hosts[0]), with_kwargs=True
-            )
-            for host in self.hosts
-        ]
+        hosts = find_mask_hosts(model, layer, mask)
+        self.hosts = [host.module for host in hosts]
+        self.taps = [MaskTap(self.slot, h, h.module is model, h is hosts[0]) for h in hosts]
+        self.handles = [tap.register(host) for tap, host in zip(self.taps, self.hosts, strict=True)]
+        self.fit = MaskFit(modules_around(model, layer))
+        self.watch = Watch(name)
 
     def listen(self, hook: Callable[..., Any]) -> None:
-        """Register a forward hook on the layer."""
+        """Register a forward hook on the layer; what the model was given is forgotten after it."""
         self.handles.append(self.layer.register_forward_hook(hook))
+        for tap, host in zip(self.taps, self.hosts, strict=True):
+            self.handles.append(tap.register_end(host))
+        self.handles += self.input.listen(self.model)
 
     def pick(self, output: object) -> tuple[Key, Tensor]:
         """The latent inside the layer's output, and where it lies."""
-        return pick_tensor(output, self.select, self.name)
+        key, latent = pick_tensor(output, self.select, self.name)
+        if not torch.compiler.is_compiling():
+            self.key = key
+        return key, latent
 
-    def layout(self, latent: Tensor) -> Layout:
-        """The layout of a latent, resolved once per shape.
+    def describe(self, read_as: tuple[Layout, tuple[int, ...]] | None = None) -> str:
+        """Which tensor is read, and in which layout; see `LayoutFinder.describe`."""
+        entry = "" if self.key is None else f"output[{self.key!r}], "
+        return entry + self.layout.describe(read_as)
+
+    def mask(self, layout: Layout, latent: Tensor) -> Tensor | None:
+        """The mask of the calls in progress as `(M, N)`, true on real tokens; None without one.
 
         Raises:
-            ValueError: the shape fits no layout, or none is certain.
+            ValueError: there is a mask, but none for the layer's tokens.
+            TypeError: it is not a mask.
         """
-        if torch.compiler.is_compiling():  # a graph must not depend on what changes between calls
-            return self._resolve(latent)
-        resolved = self.resolved  # another thread may replace it meanwhile
-        if resolved is None or resolved[0] != latent.shape:
-            self.resolved = resolved = latent.shape, self._resolve(latent)
-        return resolved[1]
+        calls = self.slot.calls
+        mask = None
+        if calls is not None:
+            try:
+                mask = self.fit(calls, layout, latent)
+            except (TypeError, ValueError) as error:
+                message = f"layer {self.name!r}: {error}, or pass mask=False to ignore masks"
+                raise type(error)(message) from None
+        if mask is None and self.hosts and not torch.compiler.is_compiling():
+            self._warn_of_lost_mask(layout, latent)
+        return mask
 
-    def _resolve(self, latent: Tensor) -> Layout:
-        shape, name = tuple(latent.shape), self.name
-        if not 3 <= len(shape) <= 5:
-            raise ValueError(
-                f"layer {name!r} gives shape {shape}, which has no token axis. Attach to a layer "
-                f"before pooling or flattening, whose output is one of "
-                f"{', '.join(DESCRIPTIONS.values())}"
-            )
-        axes = self.axes[len(shape)]
-        features = shape[1] if axes == "channels_first" else shape[-1]
-        if axes is None or (self.widths is not None and features not in self.widths):
-            options = "; ".join(f'layout="{key}" for {text}' for key, text in DESCRIPTIONS.items())
-            raise ValueError(
-                f"layer {name!r} ({type(self.layer).__name__}) gives shape {shape}. Which axis "
-                f"holds the tokens is not certain; pass {options}"
-            )
-        if axes == "length_first" and len(shape) != 3:
-            raise ValueError(f'layout="length_first" means (L, M, C), but {name!r} gives {shape}')
-        layout = Layout(axes, self.skip)
-        tokens = math.prod(layout.token_shape(latent)[1:])
-        if self.skip >= tokens > 0:
-            raise ValueError(
-                f"skip_tokens={self.skip} leaves no tokens: layer {name!r} gives shape {shape}, "
-                f"which has {tokens}"
-            )
-        return layout
+    def unpack(self, nested: Tensor) -> tuple[Tensor, Tensor]:
+        """A nested tensor with padding, `(M, L, C)`, and its mask, `(M, L)`."""
+        calls = self.slot.calls
+        return unpack(nested, () if calls is None else calls.masks)
 
-    def mask(self, layout: Layout, latent: Tensor, *, training: bool = True) -> Tensor | None:
-        """The mask of the current call as `(M, N)`, true on real tokens; None without one."""
-        mask = self.slot.value
-        if mask is None:
-            return None
-        if not training and mask.dim() == 2 and latent.dim() == 3:
-            # Generating with a cache, the mask covers the earlier tokens too.
-            mask = mask[:, -layout.token_shape(latent)[1] :]
-        try:
-            return layout.flatten_mask(mask, latent)
-        except (TypeError, ValueError) as error:
-            message = f"layer {self.name!r}: {error}; pass mask=False to ignore masks"
-            raise type(error)(message) from None
+    def _warn_of_lost_mask(self, layout: Layout, latent: Tensor) -> None:
+        """Warn if there may be a mask that does not reach the layer."""
+        calls = self.slot.calls
+        if calls is None or not calls.complete:
+            self.watch.tell(
+                "mask",
+                f"layer {self.name!r} runs outside a call of {type(self.hosts[0]).__name__}, whose "
+                f"{self.taps[0].name} is therefore not seen, and padding would count as tokens. "
+                f"Call model(...), not model.forward(...) or a part of the model; pass mask=False "
+                f"if there is no padding",
+            )
+            return
+        for mask in calls.masks:
+            if not mask.derived and fits(mask, layout, latent):
+                self.watch.tell(
+                    "mask",
+                    f"the {mask.argument} fits the tokens of layer {self.name!r}, but may be that "
+                    f"of another input, and is not used; pass mask={mask.argument!r} to use it, or "
+                    f"mask=False",
+                )
 
     def remove(self) -> None:
         """Take all hooks off the model, and forget the mask."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.jit._trace import is_tracing
 
 # Whether torch.export is tracing. Not `torch.compiler.is_exporting()`: until PyTorch 2.12 or so,
 # torch.compile takes that for true as well. PyTorch 2.6 has only the other flag, which it sets only
@@ -13,7 +15,7 @@ _FLAG = next(f for f in ("_is_exporting_flag", "_is_compiling_flag") if hasattr(
 
 
 class Switch:
-    """Shared by all hooks of an attachment: on unless detached, paused or exported.
+    """Shared by all hooks of an attachment: on unless detached, paused, traced or exported.
 
     Attributes:
         attached (bool): False once detached.
@@ -30,4 +32,29 @@ class Switch:
 
     def on(self) -> bool:
         """Whether hooks act now."""
-        return self.attached and not self.pauses and not getattr(torch.compiler, _FLAG)
+        exported = getattr(torch.compiler, _FLAG) or is_tracing()
+        return self.attached and not self.pauses and not exported
+
+
+class Hook:
+    """A hook on a module, which torch.jit.script would compile with it."""
+
+    @property
+    def __name__(self) -> str:
+        """What torch.jit.script asks a hook for first."""
+        raise AttributeError(
+            "an attached model cannot be scripted: call attachment.detach() before "
+            "torch.jit.script, and attach again afterwards. (torch.jit.trace, torch.onnx.export "
+            "and torch.export leave the hooks out by themselves.)"
+        )
+
+
+class MethodHook(Hook):
+    """A method as a hook."""
+
+    def __init__(self, method: Callable[..., None]) -> None:
+        self.method = method
+
+    def __call__(self, *arguments: Any) -> None:
+        """Call the method."""
+        self.method(*arguments)

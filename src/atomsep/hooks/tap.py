@@ -20,50 +20,42 @@ from torch import Tensor, nn
 
 from atomsep.checks import transforms_active
 from atomsep.core.layout import Layout
-from atomsep.core.plain.pairs import mean_distance, mean_energy
-from atomsep.functional import neutrality, occupancy
+from atomsep.hooks import reasons
 from atomsep.hooks.held import Forwards, Held, transform_depth
 from atomsep.hooks.masks import refuse_replica
 from atomsep.hooks.origin import find_origin
 from atomsep.hooks.reader import LayerReader
+from atomsep.hooks.runs import PATIENCE, UNUSED, note_left_out
+from atomsep.hooks.stats import read_stats
 from atomsep.hooks.strength import Strength
+from atomsep.hooks.switch import Hook
 from atomsep.hooks.targets import put_tensor
 from atomsep.hooks.watch import Watch
+from atomsep.hooks.witnesses import Undecided
 
 if TYPE_CHECKING:
     from atomsep.hooks.attachment import Attachment
 
-_IN_EVAL = "ran with the model in eval mode, which gives no loss and no stats"
-_WITHOUT_GRADIENTS = (
-    "ran without gradients, which gives no loss and no stats: under torch.no_grad, or inside "
-    "reentrant activation checkpointing (pass use_reentrant=False to torch.utils.checkpoint)"
-)
-_NESTED = "returned a nested tensor, which gives no importance, loss or stats"
-_TRANSFORMED = (
-    "ran inside a torch.func transform or forward-mode AD, which gives no importance or stats; "
-    "call loss() inside the transformed function"
-)
-_TAKEN = (
-    "has no new forward: loss() returns the loss of each forward once. Keep its value, or run the "
-    "model again"
-)
-_DETACHED = "was detached, which dropped what was held of its last forward"
-_NEVER_RAN = (
-    "has not run in this thread since it was attached. Run the model first; if it did run, the "
-    "layer is not part of its forward"
-)
 
-
-class LayerTap:
+class LayerTap(Hook):
     """The hook on one layer, and what it holds of the last forward."""
 
     def __init__(self, attachment: Attachment, reader: LayerReader) -> None:
-        self.attachment = attachment
-        self.reader = reader
         self.name = reader.name
         self.watch = Watch(self.name)
         self.writes: bool | None = None
         self.forwards = Forwards()
+        self.link(attachment, reader)
+
+    def link(self, attachment: Attachment, reader: LayerReader) -> None:
+        """Say which attachment it belongs to; until then it does nothing."""
+        self.attachment, self.reader, self.linked = attachment, reader, True
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies wait for their attachment to link them: see `atomsep.hooks.copies`."""
+        state = {**self.__dict__, "linked": False}
+        del state["attachment"], state["reader"]
+        return state
 
     def detach(self) -> None:
         """Remove the hooks and drop everything of the last forward."""
@@ -72,20 +64,26 @@ class LayerTap:
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Read the layer's output; in training pass it through the node."""
-        attachment = self.attachment
-        if not attachment._switch.on():
+        if not self.linked or not self.attachment._switch.on():
             return None
         refuse_replica(module)
         key, latent = self.reader.pick(output)
-        if latent.is_nested:  # from the fast path of nn.TransformerEncoder, only in eval mode
-            held = self.forwards.write()
-            held.charge, held.idle_reason = None, _NESTED
+        if latent.is_nested:
+            self._look_at_nested(latent)
             return None
-        layout = self.reader.layout(latent)
-        training = torch.is_grad_enabled() and attachment.model.training
+        training = torch.is_grad_enabled() and self.attachment.model.training
+        try:
+            layout = self.reader.layout(latent)
+        except Undecided as error:
+            if training:
+                raise
+            held = self.forwards.write()
+            held.charge, held.training = None, False
+            held.idle_reason = f"has no layout yet: {error}"
+            return None
         if training and _in_backward():
             return put_tensor(output, key, self._recompute(latent, layout))
-        mask = self.reader.mask(layout, latent, training=training)
+        mask = self.reader.mask(layout, latent)
         held = self.forwards.write()
         held.read_as = (layout, tuple(latent.shape))
         if not training:
@@ -93,15 +91,33 @@ class LayerTap:
             return None
         return put_tensor(output, key, self._measure(held, module, args, latent, layout, mask))
 
-    def _look(self, held: Held, latent: Tensor, layout: Layout, mask: Tensor | None) -> None:
-        """Read the importance alone."""
-        held.idle_reason = _WITHOUT_GRADIENTS if self.attachment.model.training else _IN_EVAL
-        if transforms_active():
-            held.charge, held.idle_reason = None, _TRANSFORMED
+    def _look_at_nested(self, nested: Tensor) -> None:
+        """The same for what the fast path of nn.TransformerEncoder hands on, in eval mode."""
+        held = self.forwards.write()
+        if torch.is_grad_enabled() and self.attachment.model.training:
+            held.charge, held.training, held.idle_reason = None, False, reasons.NESTED
             return
+        latent, mask = self.reader.unpack(nested)
+        layout = self.reader.layout(latent)
+        held.read_as = (layout, tuple(latent.shape))
+        self._look(held, latent, layout, layout.flatten_mask(mask, latent))
+
+    def _look(self, held: Held, latent: Tensor, layout: Layout, mask: Tensor | None) -> None:
+        """Read importance and statistics; there is no loss."""
+        in_training = self.attachment.model.training
+        held.idle_reason = reasons.WITHOUT_GRADIENTS if in_training else reasons.IN_EVAL
+        held.charge, held.seen, held.training = None, None, False
+        if transforms_active():
+            held.idle_reason = reasons.TRANSFORMED
+            return
+        criterion = self.attachment.criterion
         with torch.no_grad():
-            tokens = layout.tokens(latent.detach())
-            held.charge = self.attachment.criterion.importance(tokens, mask)
+            try:
+                measured = criterion.measure(latent.detach(), mask, layout, draw=False)
+            except ValueError:  # nothing that stops an evaluation
+                held.charge = criterion.importance(layout.tokens(latent.detach()), mask)
+            else:
+                held.charge, held.seen = measured.charge, measured.statistics.detach()
 
     def _measure(
         self,
@@ -116,7 +132,8 @@ class LayerTap:
         criterion = self.attachment.criterion
         compiling = torch.compiler.is_compiling()
         depth = transform_depth()
-        self._settle(held, at_next_forward=True)
+        self._keep_run(held, depth)
+        self.settle(held, at_next_forward=True)
         if not compiling:
             held.recall = None if depth else (mask, criterion.draws)
         # A graph that depended on the weight would be recompiled whenever it changes.
@@ -135,13 +152,27 @@ class LayerTap:
             )
             assert measured.passed is not None
             passed = measured.passed
-        held.statistics, held.depth = measured.statistics, depth
+        held.statistics, held.depth, held.training = measured.statistics, depth, True
         # What a transform wraps must not outlive it.
         held.charge = None if depth else measured.charge
-        held.idle_reason = _TRANSFORMED if depth else ""
+        held.idle_reason = reasons.TRANSFORMED if depth else ""
         if measured.keeps_source and not compiling and not depth:
             held.passed, held.handed_on = passed, (weakref.ref(passed), passed._version)
         return passed
+
+    def _keep_run(self, held: Held, depth: int) -> None:
+        """Decide what becomes of a training run whose loss was not taken before the next."""
+        runs = self.attachment.conduct.runs
+        if runs == "mean" and held.statistics is not None:
+            earlier = held.earlier if held.depth == depth else ()
+            held.earlier = (*earlier, held.statistics)
+        if torch.compiler.is_compiling():  # reading what changes would recompile
+            return
+        if runs is None and held.statistics is not None:
+            note_left_out(held)
+        held.forwards += 1
+        if held.forwards == PATIENCE and not held.losses and self.attachment.weight:
+            self.attachment.tell("unused", f"layer {self.name!r} {UNUSED}")
 
     def _passing(self) -> str:
         watched = not torch.compiler.is_compiling() and not transforms_active()
@@ -163,7 +194,7 @@ class LayerTap:
         assert passed is not None
         return passed
 
-    def _settle(self, held: Held, at_next_forward: bool = False) -> None:
+    def settle(self, held: Held, at_next_forward: bool = False) -> None:
         """Find out whether the tensor handed on last was written to.
 
         That nobody writes is settled when the next forward begins, since a consumer may follow
@@ -184,73 +215,38 @@ class LayerTap:
         if written or (at_next_forward and finished):
             self.writes = written or bool(self.writes)
         if late and not at_next_forward:
-            held.statistics = None
+            held.statistics, held.earlier = None, ()
             raise RuntimeError(
                 f"the output of layer {self.name!r} was overwritten in place for the first time "
                 f"after earlier steps left it unchanged, so the latent of this step is lost. Run "
                 f"the step again: from now on a copy is handed on"
             )
 
-    def check_loss(self) -> None:
-        """Raise if there is no loss to take."""
-        held = self.forwards.read()
-        if self.attachment.active:
-            self._settle(held)
-            if held.depth > transform_depth():
-                held.statistics = None  # the transform that it belongs to has ended
-        if held.statistics is None:
-            raise RuntimeError(self._why_nothing(held))
-
-    def take_loss(self, weight: float) -> Tensor:
-        """The loss of the last training forward times a weight; once."""
-        held = self.forwards.read()
-        statistics, held.statistics = held.statistics, None
-        assert statistics is not None
-        held.taken = None if held.depth else statistics.detach()
-        loss = self.attachment.criterion.from_statistics(statistics, weight, self.name)
-        if transforms_active():
-            return loss
-        if not statistics.table.requires_grad:
-            self.watch.tell(
-                "frozen",
-                f"no gradient reaches layer {self.name!r}: everything before it is frozen, so its "
-                f"atom loss trains nothing; attach after the first trained layer",
-            )
-        if not torch.compiler.is_compiling() and held.charge is not None:
-            self.watch.look(loss, statistics, held.charge)
-        return loss
-
-    def _why_nothing(self, held: Held) -> str:
-        reason = held.idle_reason or (_NEVER_RAN if held.taken is None else _TAKEN)
-        return f"layer {self.name!r} {reason if self.attachment.active else _DETACHED}"
+    def why_nothing(self, held: Held) -> str:
+        """A sentence about what the last forward did not give."""
+        taken = reasons.TAKEN if self.attachment._adder is None else reasons.ADDED
+        reason = held.idle_reason or (reasons.NEVER_RAN if held.taken is None else taken)
+        return f"layer {self.name!r} {reason if self.attachment.active else reasons.DETACHED}"
 
     def importance(self) -> Tensor:
         """Charges of the last forward, in the shape of the tokens."""
         held = self.forwards.read()
         if held.charge is None or held.read_as is None:
-            raise RuntimeError(self._why_nothing(held))
+            raise RuntimeError(self.why_nothing(held))
         layout, shape = held.read_as
         return layout.unflatten(held.charge.detach(), shape).float()
 
     def stats(self) -> dict[str, float]:
-        """The parts of the loss of the last training forward, as numbers."""
+        """What the last forward was like, as numbers."""
         held = self.forwards.read()
-        numbers = held.taken if held.statistics is None else held.statistics.detach()
-        if held.depth or numbers is None:
-            raise RuntimeError(self._why_nothing(held))
-        terms = self.attachment.criterion.terms
-        parts = {
-            "energy": mean_energy(numbers, terms),
-            "neutrality": neutrality(numbers, terms.scale).mean(),
-            "occupancy": occupancy(numbers, terms.scale).mean(),
-            "distance": mean_distance(numbers, terms),
-            "radius": numbers.radius.mean(),
-            "protons": (numbers.protons / numbers.count).mean(),
-            "electrons": (numbers.electrons / numbers.count).mean(),
-        }
-        values = dict(zip(parts, torch.stack(list(parts.values())).tolist(), strict=True))
-        values["neutrons"] = 1 - values["protons"] - values["electrons"]
-        return {**values, **self.gradient_shares()}
+        numbers = held.last_numbers()
+        if numbers is None or held.charge is None:
+            unmeasured = held.charge is not None and not held.training
+            why = f"layer {self.name!r} {reasons.UNMEASURED}"
+            raise RuntimeError(why if unmeasured else self.why_nothing(held))
+        values = read_stats(numbers, held.charge, self.attachment.criterion.terms)
+        values["training"] = float(held.training)
+        return {**values, **(self.gradient_shares() if held.training else {})}
 
     def gradient_shares(self) -> dict[str, float]:
         """The shares of the last backward pass, where they were watched."""

@@ -7,15 +7,55 @@ import difflib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 Target = str | nn.Module | Sequence[str | nn.Module]
 Key = int | str | None
 
-_WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-"""Names that data-parallel, compiled, sharded and checkpointed wrappers insert."""
+_INSIDE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Names of the module inside compiled, sharded and checkpointed wrappers."""
+
+_WRAPPERS = {"module", *_INSIDE}
+"""Names that these and data-parallel wrappers insert."""
+
+
+def unwrap(model: Any) -> nn.Module:
+    """The model inside compiled and data-parallel wrappers."""
+    while isinstance(model, nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+    return cast(nn.Module, model)
+
+
+def innermost(module: nn.Module) -> nn.Module:
+    """The module inside the wrappers that keep its output as it is."""
+    while True:
+        inside = [module._modules[name] for name in _INSIDE if name in module._modules]
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            inside = [module.module]
+        if not inside or inside[0] is None:
+            return module
+        module = inside[0]
+
+
+def module_at(model: nn.Module, name: str) -> nn.Module | None:
+    """The module that a name refers to at present, whatever wraps the modules on the way.
+
+    None where nothing has that name. A wrapper that keeps the output of what it wraps as it is
+    (compiled, sharded, checkpointed) counts as the module inside.
+    """
+    module = innermost(model)
+    for part in name.split("."):
+        child = module._modules.get(part)
+        if child is None and part in _WRAPPERS:
+            continue  # the wrapper itself was stepped through
+        if child is None and list(module._modules) == ["module"]:
+            child = module.get_submodule("module")._modules.get(part)
+        if child is None:
+            return None
+        module = innermost(child)
+    return module
 
 
 def find_layers(model: nn.Module, target: Target) -> dict[str, nn.Module]:
@@ -27,7 +67,10 @@ def find_layers(model: nn.Module, target: Target) -> dict[str, nn.Module]:
             model, or a list of these. The `module.` and `_orig_mod.` of wrapped models are
             optional.
 
+    A wrapper and the module inside it are one layer: the one inside.
+
     Raises:
+        TypeError: a part of the target is neither a name nor a module.
         ValueError: a part of the target matches nothing, or the model is a DataParallel.
 
     Example:
@@ -42,13 +85,10 @@ def find_layers(model: nn.Module, target: Target) -> dict[str, nn.Module]:
             "model itself and run it on one device"
         )
     modules = dict(model.named_modules(remove_duplicate=False))
-    names = {name: _unwrapped(name) for name in modules}
+    names = {name: _plain(name) for name in modules}
     clashing = {plain for plain, times in Counter(names.values()).items() if times > 1}
-    entries = [target] if isinstance(target, (str, nn.Module)) else list(target)
-    if not entries:
-        raise ValueError("the target is an empty list; name at least one layer")
     layers: dict[str, nn.Module] = {}
-    for entry in entries:
+    for entry in _entries_of(target, modules):
         if isinstance(entry, nn.Module):
             found = [name for name, module in modules.items() if module is entry][:1]
         elif entry in modules:
@@ -61,13 +101,29 @@ def find_layers(model: nn.Module, target: Target) -> dict[str, nn.Module]:
         if not found:
             raise ValueError(_no_match(entry, list(names.values())))
         for name in found:
+            layer = modules[name] if isinstance(entry, nn.Module) else innermost(modules[name])
             shown = name if names[name] in clashing else names[name]
-            if not any(modules[name] is layer for layer in layers.values()):
-                layers[shown or type(model).__name__] = modules[name]
+            if not any(layer is known for known in layers.values()):
+                layers[shown or type(model).__name__] = layer
     return layers
 
 
-def _unwrapped(name: str) -> str:
+def _entries_of(target: Any, modules: dict[str, nn.Module]) -> list[str | nn.Module]:
+    """The parts of a target, each a name or a module."""
+    entries = list(target) if isinstance(target, (list, tuple, set, dict)) else [target]
+    if not entries:
+        raise ValueError("the target is an empty list; name at least one layer")
+    for entry in entries:
+        if not isinstance(entry, (str, nn.Module)):
+            hint = f"; did you mean {str(entry)!r}?" if str(entry) in modules else ""
+            raise TypeError(
+                f"the target must be the dotted name of a layer, a glob, a module of the model, or "
+                f"a list of these, not {entry!r}{hint}"
+            )
+    return entries
+
+
+def _plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
@@ -86,8 +142,9 @@ def _no_match(entry: str | nn.Module, names: list[str]) -> str:
 def pick_tensor(output: Any, select: Key, name: str) -> tuple[Key, Tensor]:
     """The latent in a layer's output, and its key there.
 
-    Without `select`, the output is the latent if it is a tensor. In a tuple, list or mapping it is
-    the only floating-point tensor with at least three axes.
+    Without `select`, the output is the latent if it is a tensor. Otherwise a latent is a
+    floating-point tensor with at least three axes: the first entry of a tuple or mapping, as in
+    recurrent, attention and Hugging Face layers, `last_hidden_state`, or the only one there is.
 
     Raises:
         ValueError: there is no such tensor or more than one, or `select` finds none.
@@ -115,6 +172,10 @@ def pick_tensor(output: Any, select: Key, name: str) -> tuple[Key, Tensor]:
         for key, value in entries.items()
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 3
     ]
+    first = [] if isinstance(output, list) else list(entries)[:1]
+    for key in ("last_hidden_state", *first):
+        if key in fitting:
+            return key, entries[key]
     if len(fitting) != 1:
         raise ValueError(
             f"layer {name!r} returns a {type(output).__name__} with {_describe(entries)}; "

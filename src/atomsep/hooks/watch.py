@@ -38,11 +38,16 @@ class Watch:
         self.steps = 0
         self.told: set[str] = set()
         self.looks = 0
+        self.blanks = 0
         self.waiting: tuple[Tensor, torch.cuda.Event | None] | None = None
 
     def __getstate__(self) -> dict[str, object]:
         """Copies start with nothing in progress."""
         return {**self.__dict__, "waiting": None}
+
+    def due(self) -> bool:
+        """Whether this step is one of those that are looked at."""
+        return self.steps < _FIRST_LOOKS or self.steps % 32 == 0
 
     def look(self, loss: Tensor, statistics: Statistics, charge: Tensor) -> None:
         """Read the numbers of an earlier step; now and then leave those of this one."""
@@ -51,7 +56,7 @@ class Watch:
                 if torch.cuda.is_current_stream_capturing():
                     return  # a graph can be neither asked nor waited for
         self._read()
-        due = self.steps < _FIRST_LOOKS or self.steps % 32 == 0
+        due = self.due()
         self.steps += 1
         if not due:
             return
@@ -76,8 +81,8 @@ class Watch:
         if event is not None and not event.query():
             return
         self.waiting = None
-        self.looks += 1
         loss, negative, zeros = numbers.tolist()
+        self.looks += zeros < 1
         if not math.isfinite(loss):
             self.tell(
                 "finite",
@@ -87,6 +92,15 @@ class Watch:
             )
         elif negative > 0:
             self.told.add("negative")  # there is a negative charge: nothing to warn of
+        elif zeros == 1:
+            # as with norms that start at 0, such as the last one of each block in timm
+            self.blanks += 1
+            if self.blanks > _FIRST_LOOKS:
+                self.tell(
+                    "negative",
+                    f"layer {self.name!r} gives nothing but zeros, so there are no charges; attach "
+                    f"to another layer",
+                )
         elif zeros > 0.1 or self.looks >= _FIRST_LOOKS:
             # rectified, as the zeros show at once, or positive for another reason
             self.tell(
@@ -98,14 +112,20 @@ class Watch:
 
     def tell(self, topic: str, message: str) -> None:
         """Warn of a topic, the first time only."""
-        if topic not in self.told:
-            self.told.add(topic)
-            warnings.warn(message, AtomWarning, stacklevel=_callers_level())
+        tell_once(self.told, topic, message)
+
+
+def tell_once(told: set[str], topic: str, message: str) -> None:
+    """Warn unless the topic is among those told, and add it to them."""
+    if topic not in told:
+        told.add(topic)
+        warnings.warn(message, AtomWarning, stacklevel=_callers_level())
 
 
 def _callers_level() -> int:
-    """How far up the stack the first line outside this package is."""
+    """How far up the stack the first line outside this package and torch is."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("atomsep."):
+    inside = ("atomsep.", "torch.")
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(inside):
         level, frame = level + 1, frame.f_back
     return level

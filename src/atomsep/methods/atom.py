@@ -112,14 +112,24 @@ class AtomBinding(Binding):
         return {name: fmean(shares[name] for shares in each) for name in each[0]} if each else {}
 
     @property
+    def stats(self) -> dict[str, float]:
+        """The attachment's statistics but for the shares of gradients; means over the layers."""
+        found = self.attachment.stats
+        each = [found] if len(self.attachment.layers) == 1 else list(found.values())
+        names = [name for name in each[0] if not name.startswith("gradient_share")]
+        return {name: fmean(stats[name] for stats in each) for name in names}
+
+    @property
     def strength(self) -> Any:
-        """The norms of each layer's gradients."""
-        return [tap.forwards.read().strength for tap in self.attachment._taps]
+        """The norms of each layer's gradients, and its statistics."""
+        held = [tap.forwards.read() for tap in self.attachment._taps]
+        return [(each.strength, each.taken) for each in held]
 
     @strength.setter
     def strength(self, value: Any) -> None:
         for tap, each in zip(self.attachment._taps, value, strict=True):
-            tap.forwards.read().strength = each
+            held = tap.forwards.read()
+            held.strength, held.taken = each
 
     @property
     def importance(self) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from atomsep.checks import check_latent, count_tokens
 from atomsep.core.layout import Axes
 from atomsep.functional import widen
-from atomsep.hooks.masks import MaskSource
+from atomsep.hooks.mask_hosts import MaskSource
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.targets import Key, Target, find_layers
 from atomsep.methods.binding import Binding, LatentBinding

@@ -25,7 +25,7 @@ class Binding(ABC):
 
     Attributes:
         watch_gradients: whether the next forwards are watched for `gradient_shares`.
-        strength: norms of the gradients of the last forward that was watched.
+        strength: what the last step left on the device for `gradient_shares` and `stats`.
     """
 
     watch_gradients: bool = False
@@ -52,6 +52,14 @@ class Binding(ABC):
     @property
     def gradient_shares(self) -> dict[str, float]:
         """How strong the loss's gradient was in the last backward pass; empty if not watched.
+
+        See `stats` of [`Attachment`][atomsep.Attachment].
+        """
+        return {}
+
+    @property
+    def stats(self) -> dict[str, float]:
+        """Statistics of the last training forward; empty for methods that have none.
 
         See `stats` of [`Attachment`][atomsep.Attachment].
         """

@@ -1,251 +1,180 @@
-"""The figures of the Gaussian mixtures."""
+"""Every figure of the paper from run files, as PNG and PDF, with captions.
+
+`draw_figures` finds out which figures the runs of a folder allow and draws them; the functions that
+it calls each draw one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
-import torch
-from matplotlib.figure import Figure
-from torch import Tensor, nn
 
-import atomsep
-from atomsep.core.statistics import Statistics
-from atomsep.experiments.randomness import generator, seeded
-from atomsep.experiments.runs import Run, RunKey
+from atomsep.experiments.atoms_file import Atoms, read_atoms
+from atomsep.experiments.distances import read_distances
+from atomsep.experiments.errors import unknown
+from atomsep.experiments.files import replacing, write_text, writing
 from atomsep.experiments.synthetic import mixtures
-from atomsep.functional import equilibrium_distance, pair_energy
-from atomsep.methods import ATOM_MODELING, METHODS
+from atomsep.importance.figure import image_figure
+from atomsep.importance.words import merge_words
+from atomsep.methods import ATOM_MODELING
+from atomsep.report import captions
+from atomsep.report.boxes import boxes_by_method
+from atomsep.report.charges import charge_by_value, sentence_figure
+from atomsep.report.energy import energy_by_distance
+from atomsep.report.groups import Group
+from atomsep.report.latent import PROJECTIONS, latent_space, trained_model, untrained_model
+from atomsep.report.parts import Finished, Part, divide, find_runs
+from atomsep.report.spread import distances_over_training
+from atomsep.report.style import STYLE, Drawing, label_of, on_one_line
 
-INK, FAINT = "#1f2743", "#d5d8e2"
-CLASSES = {"A": "#c8402f", "B": "#2f4fa8"}
-GREY, BLUE, GREEN, PALE = "#8a90a2", "#5a7fb8", "#12877a", "#7fbdb4"
-SIMILARITIES = {0.5: "#c3b5dd", 1.0: "#a58fcb", 1.5: "#7d62b4", 2.0: "#5b3f98", 4.0: "#33206b"}
-"""Values of k whose energy is drawn, and their colours."""
+FORMATS = ("png", "pdf")
 
-STYLE: dict[Any, Any] = {
-    "figure.dpi": 160,
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), INK),
-    **dict.fromkeys(("text.color", "xtick.color", "ytick.color"), INK),
-}
+PANELS = 3
+"""Methods whose distances are shown: the plain one, atom modeling, and one more."""
+
+IMAGES, SENTENCES = 12, 10
+"""Samples in a figure."""
 
 
-def write_figures(
-    folder: Path,
-    root: Path,
-    keys: Sequence[RunKey],
-    accuracies: Mapping[str, Mapping[int, float]],
-    bayes: float,
-) -> list[Path]:
-    """Draw all figures of finished runs as PNG files; returns their paths.
+def write_figures(root: Path, out: Path, projection: str = "pca") -> list[Path]:
+    """Draw all figures of the runs under a folder; returns the files.
+
+    `captions.md` shows all of them with their captions.
 
     Args:
-        folder: folder of the figures.
-        root: folder of all runs.
-        keys: finished runs of the mixtures, over several methods and seeds.
-        accuracies: by method and seed, between 0 and 1.
-        bayes: accuracy of the best possible classifier.
+        root: folder of runs, or any folder within it.
+        out: folder of the figures.
+        projection: "pca" or "tsne", for the latent space.
+
+    Raises:
+        ExperimentError: there is no finished run, or the file system refuses.
     """
-    atoms = [key for key in keys if key.method == "atom"]
-    first = min(key.seed for key in keys)
-    shown = [key for key in keys if key.seed == first and key.method in ("plain", "atom")]
+    if projection not in PROJECTIONS:
+        raise unknown("projection", projection, PROJECTIONS)
+    runs = find_runs(root)
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    files, page = [], ["# Figures\n"]
     with mpl.rc_context(STYLE):
-        figures = {
-            "accuracy": accuracy_by_method(accuracies, bayes),
-            "energy": energy_by_distance(),
-        }
-        if shown:
-            figures["latent"] = latent_space(root, shown)
-        if atoms:
-            figures["charge"] = charge_by_value(root, atoms)
-        for name, figure in figures.items():
-            figure.savefig(folder / f"{name}.png")
-    return [folder / f"{name}.png" for name in figures]
+        for drawing in draw_figures(runs, projection):
+            for ending in FORMATS:
+                path = out / f"{drawing.name}.{ending}"
+                with writing(path), replacing(path) as part:
+                    # Without a date, so that the same runs give the same file.
+                    date = {"CreationDate": None} if ending == "pdf" else None
+                    drawing.figure.savefig(part, format=ending, metadata=date)
+                files.append(path)
+            page.append(f"![{drawing.name}]({drawing.name}.png)\n\n{drawing.caption}\n")
+    write_text(out / "captions.md", "\n".join(page))
+    return [*files, out / "captions.md"]
 
 
-def trained_model(key: RunKey, root: Path) -> mixtures.MixtureClassifier:
-    """The model that a finished run trained."""
-    model = untrained_model(key)
-    states = torch.load(Run(key.folder(root)).model, weights_only=True)
-    model.load_state_dict(states["model"])
-    return model.eval()
+def draw_figures(runs: Sequence[Finished], projection: str = "pca") -> Iterator[Drawing]:
+    """All figures that some runs allow, one after the other."""
+    yield Drawing("energy", energy_by_distance(), captions.energy())
+    names: list[str] = []
+    for part in divide(runs):
+        name = part.main.experiment + ("-tiny" if part.main.tiny else "")
+        names.append(name)
+        again = names.count(name)
+        name += f"-{again}" if again > 1 else ""
+        for group in part.groups:
+            yield from draw_boxes(f"{name}-{group.metric}", part, group)
+        if part.main.experiment == "synthetic":
+            yield from draw_mixtures(name, part, projection)
+        yield from draw_distances(name, part)
+        yield from draw_samples(name, part)
 
 
-def untrained_model(key: RunKey) -> mixtures.MixtureClassifier:
-    """The model that a run starts from."""
-    with seeded(key.seed, "initial weights"):
-        return mixtures.MixtureClassifier(key.settings.activation)  # type: ignore[attr-defined]
+def draw_boxes(name: str, part: Part, group: Group) -> Iterator[Drawing]:
+    """A metric by method, and by what atom modeling leaves out."""
+    best = 100 * mixtures.bayes_rate() if group.experiment == "synthetic" else None
+    ablations = [row for row in group.rows if row.method in ATOM_MODELING and row.method != "atom"]
+    methods = [row for row in group.rows if row not in ablations]
+    ablated = [row for row in group.rows if row.method in ATOM_MODELING]
+    for ending, rows in (("methods", methods), ("ablation", ablated if ablations else [])):
+        if rows:
+            text = captions.boxes(part, group, rows, best)
+            yield Drawing(f"{name}-{ending}", boxes_by_method(rows, group.label, best), text)
 
 
-def colour_of(method: str) -> str:
-    """Grey for the plain method, green for atom modeling, paler without constraints."""
-    return {"plain": GREY, "atom": GREEN}.get(method, PALE if method in ATOM_MODELING else BLUE)
+def draw_mixtures(name: str, part: Part, projection: str) -> Iterator[Drawing]:
+    """Latent space and charges of the Gaussian mixtures."""
+    first = min(run.result["seed"] for runs in part.runs for run in runs)
+    models, atoms = {}, []
+    for row, runs in zip(part.main.rows, part.runs, strict=True):
+        if row.method in ATOM_MODELING and row.method != "atom":
+            continue
+        for run in runs:
+            model = trained_model(run.folder, run.result["settings"])
+            if run.result["seed"] == first:
+                label = on_one_line(label_of(row.method))
+                models[label if label not in models else row.title] = model
+            if row.method == "atom":
+                atoms.append(model)
+    start = untrained_model(first, part.main.rows[0].settings)
+    figure = latent_space({"before training": start, **models}, first, projection)
+    yield Drawing(f"{name}-latent", figure, captions.latent(part, first, projection))
+    if atoms:
+        seeds = [run.result["seed"] for _, runs in of_method(part, "atom") for run in runs]
+        yield Drawing(f"{name}-charge", charge_by_value(atoms), captions.charge(part, seeds))
 
 
-def label_of(method: str) -> str:
-    """A method's name under a figure, on one or two lines."""
-    if method == "plain":
-        return "cross-\nentropy"
-    entry = METHODS.get(method)
-    return method if entry is None else entry.label or entry.title
+def of_method(part: Part, method: str) -> list[tuple[int, Sequence[Finished]]]:
+    """Places and runs of a method's rows."""
+    pairs = zip(part.main.rows, part.runs, strict=True)
+    return [(place, runs) for place, (row, runs) in enumerate(pairs) if row.method == method]
 
 
-def on_one_line(label: str) -> str:
-    r"""A label without its line break.
-
-    Example:
-        >>> on_one_line("cross-\nentropy"), on_one_line("atom\nmodeling")
-        ('cross-entropy', 'atom modeling')
-    """
-    return label.replace("-\n", "-").replace("\n", " ")
-
-
-def accuracy_by_method(accuracies: Mapping[str, Mapping[int, float]], bayes: float) -> Figure:
-    """Test accuracy of every method: a box beside the seeds, and a faint line per seed."""
-    figure = Figure(figsize=(1.6 + 1.05 * len(accuracies), 4.4), layout="constrained")
-    axes = figure.subplots()
-    seeds = sorted({seed for values in accuracies.values() for seed in values})
-    for seed in seeds:
-        line = [100 * values.get(seed, float("nan")) for values in accuracies.values()]
-        axes.plot(range(len(line)), line, color=FAINT, lw=1.0, zorder=1)
-    for place, (method, values) in enumerate(accuracies.items()):
-        colour, column = colour_of(method), [100 * value for value in values.values()]
-        axes.scatter([place] * len(column), column, s=22, color=colour, zorder=3)
-        axes.boxplot(
-            column,
-            positions=[place + 0.28],
-            widths=0.2,
-            showfliers=False,
-            patch_artist=True,
-            boxprops={"facecolor": colour, "alpha": 0.35, "edgecolor": colour},
-            medianprops={"color": colour, "lw": 2},
-            whiskerprops={"color": colour},
-            capprops={"color": colour},
-        )
-    best = 100 * bayes
-    axes.axhline(best, color=INK, lw=1, ls=(0, (5, 3)))
-    text = f"best possible: {best:.1f} %"
-    axes.annotate(text, (-0.4, best), (0, 4), textcoords="offset points", fontsize=9)
-    axes.set_xticks(range(len(accuracies)), map(label_of, accuracies))
-    axes.set(xlim=(-0.5, len(accuracies) - 0.3), ymargin=0.12, ylabel="test accuracy, %")
-    axes.set_title(f"Accuracy by method and seed (n = {len(seeds)})")
-    return figure
+def draw_distances(name: str, part: Part) -> Iterator[Drawing]:
+    """Atomic distances over the training, of the first seed that has them."""
+    order = ["plain", "atom", *(row.method for row in part.main.rows)]
+    found: dict[int, dict[str, dict[str, object]]] = {}
+    for method in dict.fromkeys(order):
+        for _, runs in of_method(part, method)[:1]:
+            for run in runs:
+                moments = read_distances(run.folder)
+                if moments:
+                    found.setdefault(run.result["seed"], {})[method] = moments
+    if found:
+        seed = min(found, key=lambda each: (-len(found[each]), each))
+        shown = dict(list(found[seed].items())[:PANELS])
+        titles = [row.title for row in part.main.rows if row.method == "plain"]
+        figure = distances_over_training(shown, *titles[:1])
+        yield Drawing(f"{name}-distances", figure, captions.distances(part, seed))
 
 
-def latent_space(root: Path, keys: Sequence[RunKey], shown: int = 1500) -> Figure:
-    """Hidden states, averaged over sub-units, in two principal components: before and after.
-
-    All panels share one scale. Each clump is one number of sub-units from A, 0 to 5.
-    """
-    samples = mixtures.draw(shown, generator(keys[0].seed, "test samples"))
-    values, labels = samples.values, samples.labels.bool()
-    figure = Figure(figsize=(3.4 * (1 + len(keys)), 3.7), layout="constrained")
-    panels = figure.subplots(1, 1 + len(keys), sharex=True, sharey=True)
-    models = {"before training": untrained_model(keys[0])}
-    models.update((on_one_line(label_of(key.method)), trained_model(key, root)) for key in keys)
-    for axes, (title, model) in zip(panels, models.items(), strict=True):
-        with torch.no_grad():
-            mean = model.hidden(values).unflatten(1, (mixtures.SUB_UNITS, -1)).mean(1)
-            plane = principal_plane(mean, labels)
-        for name, chosen in (("A", labels), ("B", ~labels)):
-            look = {"s": 7, "color": CLASSES[name], "alpha": 0.45, "lw": 0}
-            axes.scatter(*plane[chosen].T.numpy(), **look, label=f"most sub-units {name}")
-        axes.set(title=title, xlabel="first component")
-    panels[0].set_ylabel("second component")
-    entries = panels[0].get_legend_handles_labels()
-    legend = figure.legend(*entries, loc="outside lower center", ncols=2, markerscale=2)
-    for handle in filter(None, legend.legend_handles):
-        handle.set_alpha(1)
-    return figure
+def draw_samples(name: str, part: Part) -> Iterator[Drawing]:
+    """Images or sentences of a run with atom modeling, with their charges."""
+    for run in (run for _, runs in of_method(part, "atom") for run in runs):
+        atoms = read_atoms(run.folder)
+        if atoms is None:
+            continue
+        seed, settings = run.result["seed"], run.result["settings"]
+        if atoms.images is not None:
+            titles = titles_of(atoms, run.result.get("classes"))
+            shown = atoms.images[:IMAGES], atoms.charges[:IMAGES], titles and titles[:IMAGES]
+            generated = atoms.labels is None
+            with suppress(ValueError):  # the tokens are not a grid
+                text = captions.images(part, seed, settings.get("layer", ""), generated=generated)
+                yield Drawing(f"{name}-maps", image_figure(*shown), text)
+        elif atoms.sentences is not None and atoms.tokens is not None:
+            rows = list(zip(atoms.sentences, atoms.tokens, atoms.charges, strict=True))
+            figure = sentence_figure([merge_words(*row) for row in rows[:SENTENCES]])
+            yield Drawing(f"{name}-words", figure, captions.sentences(part, seed))
+        return
 
 
-def principal_plane(hidden: Tensor, labels: Tensor) -> Tensor:
-    """Coordinates in the first two principal components, A on the right: `(n, h)` to `(n, 2)`."""
-    centred = hidden - hidden.mean(0)
-    _, _, directions = torch.linalg.svd(centred, full_matrices=False)
-    plane: Tensor = centred @ directions[:2].T
-    if plane[labels, 0].mean() < plane[~labels, 0].mean():
-        plane[:, 0] *= -1
-    return plane
+def titles_of(atoms: Atoms, classes: Sequence[str] | None) -> list[str] | None:
+    """The class of each sample, and the predicted one where it is another; None without labels."""
+    if atoms.labels is None or atoms.predictions is None:
+        return None
 
+    def name(number: int) -> str:
+        return classes[number] if classes is not None else f"class {number}"
 
-def charge_by_value(root: Path, keys: Sequence[RunKey]) -> Figure:
-    """The charge that each model trained with atom modeling gives to a sub-unit of value x."""
-    values = torch.linspace(-3, 3, 301)
-    figure = Figure(figsize=(5.8, 4), layout="constrained")
-    axes = figure.subplots()
-    behind = axes.twinx()  # the two distributions that sub-units are drawn from, faintly
-    behind.set_zorder(axes.get_zorder() - 1)
-    axes.patch.set_visible(False)
-    for name, centre in (("A", mixtures.MEAN), ("B", -mixtures.MEAN)):
-        density = (-((values - centre) ** 2) / (2 * mixtures.DEVIATION**2)).exp()
-        behind.fill_between(values.numpy(), density.numpy(), color=CLASSES[name], alpha=0.16, lw=0)
-        behind.text(centre, 1.04, name, color=CLASSES[name], ha="center", weight="bold", size=13)
-    behind.set_ylim(0, 2.4)
-    behind.set_axis_off()
-    for key in keys:
-        model = trained_model(key, root)
-        with atomsep.attach(model, "embed") as attachment, torch.no_grad():
-            model(values.unsqueeze(1).expand(-1, mixtures.SUB_UNITS))
-            charge = attachment.importance[:, 0]
-        [line] = axes.plot(values.numpy(), charge.numpy(), color=GREEN, lw=1.6, alpha=0.75)
-    line.set_label(f"atom modeling (n = {len(keys)})")  # one entry for all of them
-    axes.axhline(0, color=INK, lw=0.6)
-    axes.set(xlim=(-3, 3), ylim=(-1.08, 1.08), xlabel="value x of the sub-unit", ylabel="charge q")
-    axes.set_yticks([-1, 0, 1], ["−1\nelectron", "0\nneutron", "+1\nproton"])
-    axes.set_title("Charge against the sub-unit's value")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16))
-    return figure
-
-
-def energy_by_distance() -> Figure:
-    """The paper's figure 2: the energy of a pair for several k, with d* of Theorem 2 marked."""
-    distances = torch.logspace(-1.3, 1.7, 400, dtype=torch.float64)
-    figure = Figure(figsize=(6.2, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for k, colour in SIMILARITIES.items():
-        pairs, unit = pair_at(k, distances)
-        energy = pair_energy(pairs, softening=0, scale="sum")[0, 1:] / unit
-        axes.plot(distances.numpy(), energy.numpy(), color=colour, lw=2, label=f"k = {k:g}")
-        best = equilibrium_distance(pairs)[0, 1:2]
-        if best.isfinite():
-            pairs, unit = pair_at(k, best)
-            lowest = pair_energy(pairs, softening=0, scale="sum")[0, 1] / unit
-            axes.plot(best, lowest.view(1), "o", ms=7, color=colour, mec="white", zorder=4)
-    axes.plot([], [], "o", ms=7, color=INK, label="d*, least energy")
-    axes.axhline(0, color=INK, lw=0.6)
-    axes.set(xscale="log", xlim=(0.05, 50), ylim=(-1.6, 3))
-    axes.set_xticks([0.1, 1, 10], ["0.1", "1", "10"])
-    axes.set(xlabel="atomic distance, in mean radii", ylabel="energy, in c / mean radius")
-    axes.set_title("Energy of a pair against its distance")
-    axes.legend(loc="upper right", title="k = |c*| / c")
-    return figure
-
-
-def pair_at(k: float, distances: Tensor) -> tuple[Statistics, Tensor]:
-    """One atom at the origin, and its partner at each distance; all radii are 1.
-
-    The first atom has P = 1 and G = g. For k > 1 its partner has the two swapped, for k <= 1 the
-    same, so that k = (1 + g²)/(2g) or its inverse.
-
-    Returns:
-        The atoms, with the first one in front, and c, the charge products of like sign.
-    """
-    steep = max(k, 1 / k)
-    minor = steep - (steep**2 - 1) ** 0.5
-    ones = torch.ones(len(distances) + 1, dtype=distances.dtype)
-    major, lesser = ones.clone(), ones * minor
-    if k > 1:
-        major[1:], lesser[1:] = minor, 1
-    position = nn.functional.pad(distances, (1, 0)).unsqueeze(1)
-    net, square = major - lesser, major**2 + lesser**2
-    pairs = Statistics(Statistics.pack(major, lesser, net, square, ones, position), 2 * ones)
-    return pairs, major[0] * major[1] + lesser[0] * lesser[1]
+    pairs = zip(atoms.labels.tolist(), atoms.predictions.tolist(), strict=True)
+    return [name(a) + ("" if a == b else f" (predicted: {name(b)})") for a, b in pairs]

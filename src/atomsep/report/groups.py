@@ -15,6 +15,7 @@ from atomsep.experiments.sweeps.comparison import Comparison, compare_all
 from atomsep.experiments.task import Experiment, main_metric
 from atomsep.methods import METHODS
 from atomsep.report import paper
+from atomsep.report.numbers import spread_text
 
 OF_A_METHOD = ("weight", "method")
 """Settings in which the rows of a group may differ."""
@@ -44,6 +45,11 @@ class Row:
     values: Mapping[int, float]
     others: Mapping[str, Mapping[int, float]]
     broken_down: tuple[int, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean of the metric over all seeds."""
+        return fmean(self.values.values())
 
 
 @dataclass(frozen=True)
@@ -76,15 +82,28 @@ class Group:
     def best(self) -> int:
         """Place of the row with the best mean."""
         sign = 1 if self.higher_is_better else -1
-        means = [sign * fmean(row.values.values()) for row in self.rows]
+        means = [sign * row.mean for row in self.rows]
         return max(range(len(means)), key=lambda i: -math.inf if math.isnan(means[i]) else means[i])
+
+    @property
+    def tied(self) -> tuple[int, ...]:
+        """Places of the rows whose mean is the best to the digits that tables show.
+
+        They are one if there is no tie, and none if nothing is compared.
+        """
+        if len(self.rows) == 1:
+            return ()
+        means = [spread_text(row.mean, math.nan) for row in self.rows]
+        return tuple(place for place, mean in enumerate(means) if mean == means[self.best])
 
 
 def group_results(results: Results) -> list[Group]:
     """All groups of some results, in the order of the paper, then of their names."""
 
     def alike(result: Result) -> Any:
-        shared = {k: v for k, v in result["settings"].items() if k not in OF_A_METHOD}
+        experiment = EXPERIMENTS.get(result["experiment"])
+        ignored = OF_A_METHOD + (() if experiment is None else experiment.settings.only_recorded())
+        shared = {k: v for k, v in result["settings"].items() if k not in ignored}
         return [result["experiment"], result.get("tiny", False), shared]
 
     parts = _split(sorted(results, key=_place), alike)
@@ -156,7 +175,7 @@ def _row(results: Results, metric: str, experiment: Experiment | None, repeated:
     if method == "plain" and experiment is not None:
         title = experiment.plain
     if repeated:
-        own = [text for name in OF_A_METHOD for text in _assignments(name, settings.get(name))]
+        own = [text for name in OF_A_METHOD for text in assignments(name, settings.get(name))]
         title += f" ({', '.join(own)})"
     factor = 100 if experiment is not None and experiment.percent else 1
     others: dict[str, dict[int, float]] = {}
@@ -189,19 +208,19 @@ def _changes(result: Result, *, shared: bool) -> list[str]:
     if experiment is None or result["method"] not in experiment.methods:
         return []
     key = run_key(experiment, result["method"], 0, tiny=result.get("tiny", False))
-    default = asdict(key.settings)
+    default, ignored = asdict(key.settings), key.settings.only_recorded()
     return [
         text
         for name, value in result["settings"].items()
-        if (name in OF_A_METHOD) != shared and value != default.get(name)
-        for text in _assignments(name, value)
+        if (name in OF_A_METHOD) != shared and value != default.get(name) and name not in ignored
+        for text in assignments(name, value)
     ]
 
 
-def _assignments(name: str, value: Any) -> list[str]:
+def assignments(name: str, value: Any) -> list[str]:
     """A setting as it is given on the command line."""
     if isinstance(value, dict):
-        return [text for key, each in value.items() for text in _assignments(f"{name}.{key}", each)]
+        return [text for key, each in value.items() for text in assignments(f"{name}.{key}", each)]
     return [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"]
 
 

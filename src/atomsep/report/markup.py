@@ -1,4 +1,4 @@
-"""How a table is written: as Markdown, LaTeX and CSV.
+"""How a table is written: as Markdown, LaTeX, HTML and CSV.
 
 People read a cell's text; programs read its values, which go into the CSV.
 """
@@ -9,6 +9,8 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from atomsep.report.html import Html, element, together
 
 Value = str | float | int | bool | None
 
@@ -103,6 +105,23 @@ class Table:
         lines += [rf"  \par\smallskip\footnotesize {escape(note)}" for note in self.notes]
         return "\n".join([*lines, r"\end{table}"]) + "\n"
 
+    def html(self) -> Html:
+        """The table as HTML, with the notes below it."""
+        width = len(self.columns)
+        head = element("tr", *(element("th", column, scope="col") for column in self.columns))
+        bodies = []
+        for section in self.sections:
+            title = element("th", section.title, colspan=width, scope="rowgroup")
+            rows = [element("tr", title)]
+            for first, *rest in section.rows:
+                name = element("th", first.text, scope="row")
+                cells = (element("td", _strong(cell)) for cell in rest)
+                rows.append(element("tr", name, *cells))
+            bodies.append(element("tbody", *rows))
+        table = element("table", element("thead", head), *bodies)
+        notes = [element("p", note, class_="note") for note in self.notes]
+        return together(element("div", table, class_="wide", tabindex=0), *notes)
+
     def csv(self) -> str:
         """The table as CSV: one line per row, numbers to ten digits, empty where there is none."""
         rows = []
@@ -143,6 +162,10 @@ def escape(text: str) -> str:
         weight\_decay: $-$3 $\pm$ 1 \%
     """
     return "".join(LATEX.get(character, character) for character in text)
+
+
+def _strong(cell: Cell) -> str | Html:
+    return element("strong", cell.text) if cell.strong else cell.text
 
 
 def _row(texts: Iterable[str]) -> str:

@@ -14,8 +14,8 @@ from atomsep.report import paper
 from atomsep.report.groups import Group, Results, Row, group_results
 from atomsep.report.markup import Cell, Section, Table, Value
 from atomsep.report.numbers import NONE, interval_text, p_text, signed, spread_text
+from atomsep.report.verdict import SIGNIFICANT
 
-SIGNIFICANT = 0.05
 MAY_BE_EMPTY = (
     *("broke down", "paper", "paper's difference", "paper's best", "paper's average"),
     "other metrics",
@@ -103,12 +103,13 @@ def make_table(
 def heading(group: Group, groups: Sequence[Group]) -> str:
     """Experiment and metric, with the changed settings if they tell two groups apart."""
     text = f"{group.title}: {group.label}" + ("" if group.higher_is_better else ", less is better")
-    if _told_apart(group, groups):
+    if told_apart(group, groups):
         text += f" ({', '.join(group.changes) or 'the settings of the experiment'})"
     return text
 
 
-def _told_apart(group: Group, groups: Sequence[Group]) -> bool:
+def told_apart(group: Group, groups: Sequence[Group]) -> bool:
+    """Whether groups of the same experiment have other settings."""
     changes = {other.changes for other in groups if other.experiment == group.experiment}
     return len(changes) > 1
 
@@ -117,7 +118,7 @@ def changes_notes(groups: Sequence[Group]) -> list[str]:
     """Settings that are not the experiment's defaults and that no heading or row shows."""
     notes: dict[str, None] = {}
     for group in groups:
-        if group.changes and not _told_apart(group, groups):
+        if group.changes and not told_apart(group, groups):
             notes[f"{group.title}: {', '.join(group.changes)}"] = None
         for row in group.rows:
             if not all(change in row.title for change in row.changes):
@@ -141,7 +142,8 @@ def main_rows(group: Group) -> Rows:
     rows: Rows = []
     for place, row in enumerate(group.rows):
         found = group.comparisons.get(place, NOT_COMPARED)
-        mean, spread = fmean(row.values.values()), deviation(row.values.values())
+        mean, spread = row.mean, deviation(row.values.values())
+        tie = " (tie)" if place in group.tied and len(group.tied) > 1 else ""
         seeds, paired = len(row.values), len(found.seeds)
         partly = f" ({paired} paired)" if place in group.comparisons and paired < seeds else ""
         printed = _paper(group, row.method)
@@ -150,9 +152,9 @@ def main_rows(group: Group) -> Rows:
             (
                 name_cell(row),
                 Cell(
-                    spread_text(mean, spread),
+                    spread_text(mean, spread) + tie,
                     {"mean": mean, "deviation": spread},
-                    strong=len(group.rows) > 1 and place == group.best,
+                    strong=place in group.tied,
                 ),
                 Cell(f"{seeds}{partly}", {"seeds": seeds, "paired_seeds": paired}),
                 broken_cell(row),

@@ -36,6 +36,10 @@ from atomsep.methods import VQ
 
 CIFAR10, OWN = map(find_experiment, ("cifar10-gan", "own-gan"))
 GANS = (MNIST, CIFAR10, OWN)
+STATISTICS = {
+    *("energy", "neutrality", "occupancy", "distance", "radius"),
+    *("protons", "neutrons", "electrons"),
+}
 PAIRS = [(experiment, method) for experiment in GANS for method in MNIST.methods]
 
 
@@ -48,7 +52,10 @@ def test_every_pair_trains(experiment: Any, method: str, tmp_path: Path) -> None
     names = {"discriminator", "generator"} | ({"method"} if method != "plain" else set())
     first, last = read_metrics(key.folder(tmp_path))
     shares = {name for name in last if name.startswith("gradient_share")}
-    assert names == set(last) - {"epoch", "step", "seconds", "metrics"} - shares
+    atoms = method.startswith("atom")
+    statistics = STATISTICS if atoms else set()
+    assert names == set(last) - {"epoch", "step", "seconds", "metrics"} - shares - statistics
+    assert statistics <= set(last)
     assert bool(shares) == (method not in ("plain", "mode-seeking"))  # which act on no layer
     assert all(math.isfinite(line[name]) for line in (first, last) for name in names)
     assert last["discriminator"] < first["discriminator"]
@@ -57,14 +64,13 @@ def test_every_pair_trains(experiment: Any, method: str, tmp_path: Path) -> None
     assert result["metrics"]["frechet_classifier"] > 0
     assert main_metric(experiment, result["metrics"]) == "frechet_classifier"
     assert result["settings"]["weight"] == experiment.weights.get(method, 0.0)
-    atoms = method.startswith("atom")
-    assert result["files"] == ["samples.png", *(["importance.png"] if atoms else [])]
+    assert result["files"] == ["samples.png", *(["importance.png", "atoms.npz"] if atoms else [])]
     side = 8 * (64 + 2) + 2
     with Image.open(key.folder(tmp_path) / "samples.png") as image:
         assert image.size == (side, side)
     if atoms:
         with Image.open(key.folder(tmp_path) / "importance.png") as image:
-            assert image.size == (2 * side + 16, side)
+            assert image.width == 6.75 * 200
         if method == "atom":
             assert last["method"] < first["method"]
 

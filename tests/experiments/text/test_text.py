@@ -11,6 +11,7 @@ from tiny_runs import run, train_and_check
 
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.machine import Machine, make_fabric
+from atomsep.experiments.predicting import logits_of
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.settings import override
 from atomsep.experiments.task import Context, Experiment
@@ -109,7 +110,7 @@ def test_padding_has_no_influence_on_the_methods_loss() -> None:
     }
     losses = []
     for inputs in (batch.inputs, wide):
-        task.logits(inputs)
+        logits_of(task.model, inputs)
         losses.append(task.on_layer.loss(batch.labels))
     assert torch.allclose(losses[0], losses[1], atol=1e-6)
 

@@ -21,24 +21,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from atomsep.experiments.classification import untouched_statistics
+from atomsep.experiments.atoms_file import Atoms
+from atomsep.experiments.distances import SAMPLES, measure_distances
 from atomsep.experiments.gan.average import Average
 from atomsep.experiments.gan.breakdown import find_breakdown
 from atomsep.experiments.gan.dcgan import Discriminator
 from atomsep.experiments.gan.experiments import AVERAGED
 from atomsep.experiments.gan.fidelity import Fidelity
 from atomsep.experiments.gan.grids import write_importance, write_samples
-from atomsep.experiments.gan.pictures import Pictures, as_bytes, normalise
+from atomsep.experiments.gan.pictures import Pictures, normalise
+from atomsep.experiments.gan.sampling import draw_noise, generate, whole_batches
 from atomsep.experiments.gan.stacked import Modes, Stacks
 from atomsep.experiments.graphs import replayed
-from atomsep.experiments.latent import MethodOnLayer
+from atomsep.experiments.latent import MethodOnLayer, read_importance
 from atomsep.experiments.loading import epoch_batches
 from atomsep.experiments.machine import place_for
 from atomsep.experiments.optimisers import make_optimiser
-from atomsep.experiments.randomness import generator as stream
+from atomsep.experiments.predicting import first_layer
 from atomsep.experiments.task import Context, Task
 
 BETAS = (0.5, 0.999)
@@ -169,8 +170,7 @@ class Gan(Task):
         Both get the same noise, which is the same every time.
         """
         batch, count = self.settings.batch, self.settings.samples
-        # Whole batches, because a sample depends on its batch's statistics; then as many as set.
-        noise = self._noise(-(-count // batch) * batch, "samples").split(batch)
+        noise = self._noise(whole_batches(count, batch), "samples").split(batch)
         copies: dict[str, Mapping[str, Tensor]] = {"": {}}
         if self.average is not None:
             copies[AVERAGED] = self.average.weights.state_dict()
@@ -181,7 +181,6 @@ class Gan(Task):
                 metrics[start + name] = round(value, 7)
         return metrics
 
-    @torch.no_grad()
     def sample(self, noise: Tensor, weights: Mapping[str, Tensor] | None = None) -> Tensor:
         """Images of a batch of noise, as bytes; leaves the generator as it is.
 
@@ -189,13 +188,15 @@ class Gan(Task):
             noise: `(M, z, 1, 1)`.
             weights: parameters and buffers to use in place of the generator's own.
         """
-        noise = noise.to(next(self.inner.parameters()))
-        with self.fabric.autocast(), untouched_statistics(self.inner):
-            return as_bytes(functional_call(self.inner, dict(weights or {}), (noise,)))
+        return generate(self.fabric, self.inner, noise, weights)
+
+    def distances(self) -> Tensor | None:
+        """Atomic distances of some generated samples, of the same noise every time."""
+        noise = self._noise(SAMPLES, "picture")
+        return measure_distances(self.inner, self.settings, [noise], self.sample)
 
     def _noise(self, count: int, purpose: str) -> Tensor:
-        noise = torch.randn(count, self.settings.z, 1, 1, generator=stream(self.seed, purpose))
-        return noise.to(self.fabric.device)
+        return draw_noise(count, self.settings.z, self.seed, purpose).to(self.fabric.device)
 
     def broken_down(self, lines: Sequence[Mapping[str, Any]]) -> str | None:
         """How the discriminator won over many steps, or the metric became ten times worse."""
@@ -212,18 +213,34 @@ class Gan(Task):
             "method": self.on_layer,
         }
 
+    def describe(self) -> dict[str, Any]:
+        """The number of channels of the images."""
+        first = torch.zeros(1, dtype=torch.long, device=self.home)
+        return {"channels": self.training.batch(first).shape[1]}
+
+    def atoms(self, most: int) -> Atoms | None:
+        """Generated images with their charges, from the noise of the picture."""
+        images, importance = self._shown()
+        if importance is None:
+            return None
+        charges = first_layer(importance).cpu().numpy()
+        return Atoms(charges[:most], images=images.cpu().numpy()[:most])
+
+    def _shown(self) -> tuple[Tensor, Any]:
+        """The samples of a picture, and their importance if the method measures it."""
+        images = self.sample(self._noise(SHOWN, "picture"))
+        return images, read_importance(self.on_layer.binding)
+
     def finish(self) -> list[Path]:
         """A grid of samples, and their token importance if the method measures it."""
         if self.folder is None:
             return []
         files = [self.folder / "samples.png"]
-        images = self.sample(self._noise(SHOWN, "picture"))
+        images, importance = self._shown()
         write_samples(files[0], images)
-        binding = self.on_layer.binding
-        importance = None if binding is None else binding.importance
         if importance is not None:
             files.append(self.folder / "importance.png")
-            write_importance(files[1], images.cpu(), importance.cpu())
+            write_importance(files[1], images.cpu(), first_layer(importance).cpu())
         return files
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -16,9 +17,11 @@ from atomsep.experiments.gan.experiments import DcganSettings
 from atomsep.experiments.gan.features import find_features
 from atomsep.experiments.gan.fidelity import Fidelity
 from atomsep.experiments.gan.pictures import Pictures
+from atomsep.experiments.gan.sampling import TrainedGan
 from atomsep.experiments.gan.stacked import Modes, stack
 from atomsep.experiments.randomness import generator as stream
 from atomsep.experiments.task import Context, Task
+from atomsep.experiments.trained import Saved
 
 READER_STEPS, READER_SHIFT = 4000, 4
 """Training of the classifier that reads stacked digits: it must err less than that of features."""
@@ -86,6 +89,18 @@ def build(context: Context, read: Callable[[], Pictures], channels: int) -> Task
         training = whole.take(order[: settings.train_samples or None].sort().values)
     fidelity = Fidelity(find_features(context, training), (held_out or training).images)
     return Gan(context, *networks, training, fidelity)
+
+
+def load(saved: Saved) -> TrainedGan:
+    """The trained networks of a run."""
+    generator, discriminator = make_networks(saved.settings, saved.need("channels"))
+    averaged = deepcopy(generator) if saved.settings.ema else None
+    saved.weights_into(generator, "generator")
+    saved.weights_into(discriminator, "discriminator")
+    if averaged is not None:
+        saved.weights_into(averaged, "ema")
+    binding = saved.bound(generator, features=saved.settings.width)
+    return TrainedGan(saved, generator, discriminator, averaged, binding)
 
 
 def make_networks(settings: DcganSettings, channels: int) -> tuple[Generator, Discriminator]:

@@ -117,6 +117,7 @@ MNIST = Experiment(
     settings=GanSettings(samples=2000),
     tiny=TINY,
     build=deferred("atomsep.experiments.gan.build:build_mnist"),
+    load=deferred("atomsep.experiments.gan.build:load"),
     methods=OfferedMethods("gan"),
     metric="fid",
     higher_is_better=False,

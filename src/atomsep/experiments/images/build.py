@@ -17,11 +17,15 @@ from atomsep.experiments.images.data import read_digits, read_flowers, read_pets
 from atomsep.experiments.images.experiments import ImageSettings
 from atomsep.experiments.images.feeds import make_feeds
 from atomsep.experiments.images.folders import read_imagenet, read_own_images
+from atomsep.experiments.images.inputs import ImageInputs
 from atomsep.experiments.images.models import check_image_model, make_image_model
+from atomsep.experiments.loading import read_sample
 from atomsep.experiments.optimisers import make_optimiser
+from atomsep.experiments.predicting import Shown
 from atomsep.experiments.randomness import seeded
 from atomsep.experiments.samples import Sets
 from atomsep.experiments.task import Context, Task
+from atomsep.experiments.trained import Saved, TrainedClassifier
 from atomsep.methods import METHODS
 
 
@@ -56,6 +60,12 @@ def build(
         feed,
         evaluation.batches,
         partial(metrics, classes),
+        shown=Shown(
+            ImageInputs(settings.image, MEAN, DEVIATION),
+            partial(read_sample, held_out),
+            held_out.labels,
+            train.classes,
+        ),
         schedule=settings.schedule,
         warmup=settings.warmup,
         # A search does not look at them.
@@ -63,6 +73,19 @@ def build(
         if settings.robustness and not context.validation
         else None,
     )
+
+
+def load(saved: Saved) -> TrainedClassifier:
+    """The trained classifier of a run."""
+    settings: ImageSettings = saved.settings
+    model = make_image_model(
+        settings.model, len(saved.need("classes")), stem=settings.stem, stages=settings.stages
+    )
+    if saved.fabric.device.type == "cuda":
+        model = model.to(memory_format=torch.channels_last)
+    model = saved.weights_into(model, "model")
+    inputs = ImageInputs(settings.image, **saved.need("normalisation"))
+    return TrainedClassifier(saved, model, saved.bound(model), inputs)
 
 
 build_pets = partial(build, read=read_pets)

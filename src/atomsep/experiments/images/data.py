@@ -23,8 +23,13 @@ def decode(file: Path | str) -> Image:
     from PIL import Image
 
     with Image.open(file) as image:
-        # Pillow warns about a palette with transparency unless it is converted by way of RGBA.
-        return (image.convert("RGBA") if image.mode == "P" else image).convert("RGB")
+        return as_rgb(image)
+
+
+def as_rgb(image: Image) -> Image:
+    """A Pillow image in any mode as RGB."""
+    # Pillow warns about a palette with transparency unless it is converted by way of RGBA.
+    return (image.convert("RGBA") if image.mode == "P" else image).convert("RGB")
 
 
 def image_files(

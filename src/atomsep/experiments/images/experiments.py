@@ -87,6 +87,7 @@ PETS = Experiment(
     settings=ImageSettings(),
     tiny=TINY,
     build=deferred("atomsep.experiments.images.build:build_pets"),
+    load=deferred("atomsep.experiments.images.build:load"),
     methods=OfferedMethods("images", "labels", "augmentation"),
     metric="top1",
     weights={**WEIGHTS, **dict.fromkeys(ATOM_MODELING, 0.2)},
@@ -103,6 +104,7 @@ FLOWERS = replace(
     name="flowers",
     title="Flowers",
     summary="ResNet-18 from scratch on Flowers-102",
+    settings=ImageSettings(evaluate_every=5),  # it has three times as many test images as others
     build=deferred("atomsep.experiments.images.build:build_flowers"),
 )
 IMAGENET = replace(

@@ -58,6 +58,7 @@ SYNTHETIC = Experiment(
     settings=MixtureSettings(),
     tiny={"epochs": 2, "train_samples": 256, "test_samples": 500},
     build=deferred("atomsep.experiments.synthetic.build:build"),
+    load=deferred("atomsep.experiments.synthetic.build:load"),
     methods=OfferedMethods("synthetic", "labels", "augmentation"),
     metric="accuracy",
     weights={

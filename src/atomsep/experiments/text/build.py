@@ -13,15 +13,18 @@ from torch import nn
 from atomsep.experiments.classification import Classification
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.optimisers import make_optimiser
+from atomsep.experiments.predicting import Shown
 from atomsep.experiments.randomness import seeded
 from atomsep.experiments.samples import Sets
 from atomsep.experiments.task import Context, Task
 from atomsep.experiments.text.data import read_cola, read_poem
 from atomsep.experiments.text.experiments import TextSettings
 from atomsep.experiments.text.feed import TokenFeed, tokenise
-from atomsep.experiments.text.models import load_encoder
+from atomsep.experiments.text.inputs import ENCODER, TextInputs
+from atomsep.experiments.text.models import load_encoder, quiet
 from atomsep.experiments.text.own import read_own_text
 from atomsep.experiments.text.tiny import agreement, verses
+from atomsep.experiments.trained import Saved, TrainedClassifier
 from atomsep.methods import METHODS
 
 
@@ -52,11 +55,7 @@ def build(
         tokenizer, model = load_encoder(
             settings.model, classes, train.stored, download=context.download
         )
-    if settings.charge == "learned" and "charge" in METHODS[context.method].options:
-        with seeded(context.seed, "charge"):
-            charge = nn.Linear(model.config.hidden_size, 1)
-        options = {**settings.method, "charge": charge}
-        context = replace(context, settings=replace(settings, method=options))
+    context = replace(context, settings=with_charge(settings, context.method, context.seed, model))
     train_feed, test_feed = (
         TokenFeed(
             tokenise(texts, tokenizer, settings.max_length, context.fabric.device),
@@ -74,11 +73,57 @@ def build(
         train_feed,
         test_feed.held_out,
         partial(metrics, classes),
+        shown=Shown(
+            TextInputs(tokenizer, settings.max_length),
+            held_out.stored.__getitem__,
+            held_out.labels,
+            train.classes,
+        ),
         features=getattr(model.config, "hidden_size", 0),
         schedule=settings.schedule,
         warmup=settings.warmup,
         clip=settings.clip,
     )
+
+
+def with_charge(settings: TextSettings, method: str, seed: int, model: Any) -> TextSettings:
+    """Settings whose method has an untrained map as its charge, if they ask for a learned one."""
+    if settings.charge != "learned" or "charge" not in METHODS[method].options:
+        return settings
+    with seeded(seed, "charge"):
+        charge = nn.Linear(model.config.hidden_size, 1)
+    return replace(settings, method={**settings.method, "charge": charge})
+
+
+def load(saved: Saved) -> TrainedClassifier:
+    """The trained classifier of a run."""
+    settings: TextSettings = saved.settings
+    tokenizer, untrained = read_encoder(saved)
+    model = saved.weights_into(untrained, "model")
+    settings = with_charge(settings, saved.result["method"], saved.result["seed"], model)
+    binding = saved.bound(model, settings, getattr(model.config, "hidden_size", 0))
+    return TrainedClassifier(saved, model, binding, TextInputs(tokenizer, settings.max_length))
+
+
+def read_encoder(saved: Saved) -> tuple[Any, Any]:
+    """The tokenizer of a run, and its model without the trained weights.
+
+    Raises:
+        ExperimentError: the run has not left them.
+    """
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+    place = saved.folder / ENCODER
+    if not place.is_dir():
+        raise saved.too_old(f"there is no {ENCODER}/")
+    try:
+        with quiet():
+            config = AutoConfig.from_pretrained(place, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True)
+            return tokenizer, AutoModelForSequenceClassification.from_config(config)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ExperimentError(f"{place} does not hold an encoder ({reason})") from error
 
 
 def without_decay_of_vectors(context: Context, model: nn.Module) -> torch.optim.Optimizer:

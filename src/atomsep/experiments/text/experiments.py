@@ -64,6 +64,7 @@ COLA = Experiment(
     settings=TextSettings(),
     tiny={"model": TINY, "epochs": 3, "batch": 16, "learning_rate": 5e-3},
     build=deferred("atomsep.experiments.text.build:build_cola"),
+    load=deferred("atomsep.experiments.text.build:load"),
     methods=OfferedMethods("text", "labels", "dropout"),
     metric="mcc",
     # The 1-norm adds up all features of all tokens, and is by far the largest.

@@ -1,0 +1,1 @@
+"""A table over models of other libraries: does attaching work, and are the gradients exact?"""

@@ -1,0 +1,134 @@
+"""The page about the table, made from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from benchmarks.zoo import table
+
+PATH = Path(__file__).parent.parent.parent / "docs" / "models.md"
+
+COUNTED = ("exact", "refused", "warned", "wrong", "crashed")
+"""Outcomes of an attempt to attach."""
+
+KNOWN = {
+    "dinov3_convnext:DINOv3ConvNextModel": "the last norm puts the pooled features in front of the "
+    "tokens, which no attribute tells",
+    "moonshine:MoonshineModel": "the model's own mask counts every 384th sample of the wave, two "
+    "tokens more than a short wave has alone; attach follows the model",
+}
+"""Models with cases that differ without a word, and why."""
+
+LIBRARIES = {
+    "torchvision": "every classification builder",
+    "timm": "the smallest model of every family",
+    "transformers": "every text, vision and audio family, with a tiny configuration",
+    "diffusers": "UNets, transformers and autoencoders, with a tiny configuration",
+}
+
+
+def write() -> Path:
+    """Write the page."""
+    PATH.write_text(render(table.read()))
+    return PATH
+
+
+def render(rows: list[dict[str, str]]) -> str:
+    """The page for the rows of a table."""
+    tried = [row for row in rows if row["outcome"] in COUNTED]
+    counts = Counter(row["outcome"] for row in tried)
+    largest = max((float(row["error"]) for row in tried if row["outcome"] == "exact"), default=0.0)
+    versions = sorted({f"{row['library']} {row['version']}" for row in rows})
+    versions += sorted({f"torch {row['torch']}" for row in rows})
+    models = {(row["library"], row["model"]) for row in tried}
+    chosen, begun = table.read_chosen(), len({(row["library"], row["model"]) for row in rows})
+    whole = f"all {chosen}" if begun >= chosen else f"so far {begun} of {chosen}"
+    parts = [
+        HEAD.format(
+            whole=whole,
+            models=len(models),
+            rows=len(tried),
+            exact=counts["exact"],
+            share=100 * counts["exact"] / max(1, len(tried)),
+            refused=counts["refused"],
+            warned=counts["warned"],
+            crashed=counts["crashed"],
+            wrong=counts["wrong"],
+            largest=largest,
+            versions=", ".join(versions),
+        ),
+        "| library | models | cases | exact | refused | warned | wrong |",
+        "|---|---|---|---|---|---|---|",
+        *(_line(library, tried) for library in LIBRARIES),
+        "",
+        *_section("Refused", "refused", tried, REFUSED),
+        *_section("Warned", "warned", tried, WARNED),
+        *_section("Wrong", "wrong", tried, WRONG),
+        *_section("Stopped with an error", "crashed", tried, CRASHED),
+        *_not_built(rows),
+    ]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _line(library: str, tried: list[dict[str, str]]) -> str:
+    own = [row for row in tried if row["library"] == library]
+    counts = Counter(row["outcome"] for row in own)
+    models = len({row["model"] for row in own})
+    refused = counts["refused"] + counts["crashed"]
+    cells = (models, len(own), counts["exact"], refused, counts["warned"], counts["wrong"])
+    return f"| {library}: {LIBRARIES[library]} | " + " | ".join(map(str, cells)) + " |"
+
+
+def _section(title: str, outcome: str, rows: list[dict[str, str]], text: str) -> list[str]:
+    found = [row for row in rows if row["outcome"] == outcome]
+    if not found:
+        return []
+    lines = ["", f"## {title}", "", text, "", "| model | layer | what was said |", "|---|---|---|"]
+    seen: dict[tuple[str, str, str], None] = {}
+    for row in found:
+        said = row["message"].split(": ", 1)[-1].split("; pass ")[0].replace("|", "\\|")
+        said = KNOWN.get(row["model"], said) if outcome == "wrong" else said
+        seen[(f"{row['library']} `{row['model']}`", f"`{row['layer']}`", said)] = None
+    return [*lines, *(f"| {' | '.join(cells)} |" for cells in seen)]
+
+
+def _not_built(rows: list[dict[str, str]]) -> list[str]:
+    """Models without a row to count, and why."""
+    outcomes = ("not built", "timed out", "undecided")
+    found = [row for row in rows if row["outcome"] in outcomes]
+    if not found:
+        return []
+    lines = ["", "## Not measured", "", NOT_BUILT, "", "| model | why |", "|---|---|"]
+    seen: dict[str, str] = {}
+    for row in found:
+        why = row["message"].replace("|", "\\|")[:160]
+        layer = f", `{row['layer']}`" if row["layer"] else ""
+        seen[f"{row['library']} `{row['model']}`{layer}"] = f"{row['outcome']}: {why}"
+    return [*lines, *(f"| {name} | {why} |" for name, why in seen.items())]
+
+
+HEAD = """# Models
+
+`python -m benchmarks.zoo` attaches to models that nobody here wrote, without any argument but the
+layer's name, and compares the gradients of all parameters with those of a hook written by hand. The
+models are chosen by a rule; {whole} are in the table. Three layers each: the one that
+[`atomsep.layers`](guide.md#finding-a-layer) recommends, one in the middle, and the last with
+tokens; models that read text or sound also with padding. Models are built without weights, in a
+small size. Where the tokens, the padding and the class tokens are is found by running each model on
+batches of different sizes, not by atomsep.
+
+Of {rows} cases with {models} models, {exact} ({share:.1f} %) attach and are exact, {refused} are
+refused with a sentence, {warned} give a warning about padding, {crashed} stop with another error,
+and {wrong} are wrong without a word. The largest error among the exact ones is {largest:.0e},
+relative to the norm of the atom loss's own gradient. Every row is in `benchmarks/results/zoo.csv`.
+({versions})
+"""
+REFUSED = "The first forward raises this error. Pass what it asks for."
+WARNED = "These give a warning: a mask that fits is not used. Pass `mask=` as it says."
+WRONG = "These attach without an error, but the gradients differ from those by hand."
+CRASHED = "These stop with an error that is not atomsep's own."
+NOT_BUILT = (
+    "Models that the rules for tiny configurations and inputs cannot build or run offline, and "
+    "layers whose tokens do not follow from sizes."
+)

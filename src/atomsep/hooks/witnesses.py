@@ -1,0 +1,192 @@
+"""Decide which axes of a layer's output hold samples, tokens and features.
+
+Several witnesses tell: the types of the layer's modules, the graph that made the output, weights
+with one axis, the number of samples that the model was called with, and `batch_first`. None of
+them always speaks. If they agree, the layout is decided; if they contradict each other, or nobody
+knows the features, it is refused with what each of them said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from atomsep.core.layout import DESCRIPTIONS, Axes
+from atomsep.hooks.axes import batch_first, feature_axis, feature_widths, length_may_be_first
+from atomsep.hooks.inputs import ModelInput
+from atomsep.hooks.shaping import Shaping, find_shaping
+
+
+class Undecided(ValueError):
+    """Nobody knows the features' axis of an output that has no graph; one with a graph may tell."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The axes of a layer's output, and why.
+
+    Attributes:
+        axes: where samples, tokens and features are.
+        width: the number of features.
+        why: what told, for `print(attachment)`.
+        walked: whether a graph was read.
+        shaping: what it said.
+    """
+
+    axes: Axes
+    width: int
+    why: str
+    walked: bool = False
+    shaping: Shaping | None = None
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether an output of another shape may be read in the same way."""
+        return shape[_features(self.axes, len(shape))] == self.width
+
+
+class Witnesses:
+    """What is known about the axes of one layer's output.
+
+    Args:
+        model: the model around the layer.
+        name: the layer's name, for messages.
+        layer: the module whose output is read.
+        model_input: what the model was called with.
+    """
+
+    def __init__(
+        self, model: nn.Module, name: str, layer: nn.Module, model_input: ModelInput
+    ) -> None:
+        self.described = f"layer {name!r} ({type(layer).__name__})"
+        self.input = model_input
+        self.typed = {dim: feature_axis(layer, dim) for dim in (3, 4, 5)}
+        self.widths = feature_widths(layer)
+        self.batch_first = batch_first(layer)
+        self.length_may_be_first = length_may_be_first(model)
+        self.weights = {p.shape[0] for p in layer.parameters() if p.dim() == 1 and len(p) > 1}
+        self.earlier: dict[int, Decision] = {}
+
+    def decide(self, latent: Tensor, *, graph: bool) -> Decision:
+        """The axes of an output.
+
+        Args:
+            latent: the output, with three to five axes.
+            graph: whether its graph may be read.
+
+        Raises:
+            ValueError: the witnesses contradict each other, or leave the layout open.
+            Undecided: the same, but an output with a graph may tell.
+        """
+        shape = tuple(latent.shape)
+        earlier = self.earlier.get(len(shape))
+        if earlier is not None and not earlier.fits(shape):
+            earlier = None
+        if earlier is not None and torch.compiler.is_compiling():
+            return earlier
+        walked = earlier is not None and earlier.walked
+        shaping = earlier.shaping if earlier is not None else None
+        if graph and not walked:
+            shaping, walked = find_shaping(latent), True
+        if shaping is not None and shaping.features is None:
+            raise self._refusal(shape, [f"the graph has {shaping.by}"])
+        said = self._say_features(shape, shaping)
+        axes = {axis for axis, _ in said}
+        if not axes and earlier is not None:
+            said = [(_features(earlier.axes, len(shape)), "earlier forwards")]
+            axes = {said[0][0]}
+        texts = [f"{who} says that axis {axis} holds the features" for axis, who in said]
+        if not axes and not graph:
+            raise self._refusal(shape, [_NO_GRAPH], Undecided)
+        if axes != {1} and axes != {len(shape) - 1}:
+            raise self._refusal(shape, texts)
+        [features] = axes
+        samples, by = self._samples(shape, features, shaping, earlier)
+        sequence: Axes = "length_first" if samples == 1 else "channels_last"
+        why = ", ".join([*(who for _, who in said), *by])
+        return Decision(
+            "channels_first" if features == 1 else sequence, shape[features], why, walked, shaping
+        )
+
+    def _say_features(
+        self, shape: tuple[int, ...], shaping: Shaping | None
+    ) -> list[tuple[int, str]]:
+        """The axis of the features as each witness sees it."""
+        said = []
+        typed = self.typed[len(shape)]
+        fits = typed is not None and shape[typed] in self.widths
+        if typed is not None and fits:
+            said.append((typed, "its type"))
+            if torch.compiler.is_compiling():
+                return said  # comparing more sizes would make the graph depend on them
+        if shaping is not None and shaping.features is not None:
+            said.append((shaping.features, f"its graph ({shaping.by})"))
+        matching = [axis for axis, size in enumerate(shape) if size in self.weights]
+        if len(matching) == 1 and (fits or typed is None):
+            said.append((matching[0], "its weights"))
+        return said
+
+    def _samples(
+        self,
+        shape: tuple[int, ...],
+        features: int,
+        shaping: Shaping | None,
+        earlier: Decision | None,
+    ) -> tuple[int, list[str]]:
+        """The axis of the samples, 0 or 1, and who says so."""
+        sequence = len(shape) == 3 and features == 2
+        counts = self.input.samples
+        here = [axis for axis in ((0, 1) if sequence else (0,)) if shape[axis] in counts]
+        if counts and not here:
+            given = " or ".join(str(count) for count in dict.fromkeys(counts))
+            raise self._refusal(
+                shape,
+                [
+                    f"axis {features} holds the features, but no other axis fits the model's input "
+                    f"with {given} samples: are they cut into windows, or packed into rows?"
+                ],
+            )
+        if shaping is not None and shaping.folded:
+            raise self._refusal(
+                shape,
+                [f"the graph has {shaping.by} for fewer samples than axis {shaping.samples} holds"],
+            )
+        if not sequence:
+            return 0, ["the number of samples"] if here else []
+        said = {here[0]: "the number of samples"} if len(here) == 1 else {}
+        if shaping is not None and shaping.samples in (0, 1):
+            said.setdefault(shaping.samples, f"{shaping.by} in its graph")
+        if self.batch_first is not None:
+            if not self.batch_first and not self.input.images:
+                said.pop(0, None)  # what comes in may be (L, M, C), too
+            said.setdefault(0 if self.batch_first else 1, f"batch_first={self.batch_first}")
+        elif self.length_may_be_first and 1 not in said and not (said and self.input.images):
+            text = "axis 2 holds the features, but a layer of the model has batch_first=False, so "
+            raise self._refusal(shape, [text + "that axis 0 may be the length"])
+        if len(said) > 1:
+            texts = [f"{who} says that axis {axis} holds the samples" for axis, who in said.items()]
+            raise self._refusal(shape, texts)
+        for axis, who in said.items():
+            return axis, [who]
+        return (1 if earlier is not None and earlier.axes == "length_first" else 0), []
+
+    def _refusal(
+        self, shape: tuple[int, ...], said: list[str], kind: type[ValueError] = ValueError
+    ) -> ValueError:
+        options = "; ".join(f'layout="{key}" for {text}' for key, text in DESCRIPTIONS.items())
+        heard = f" ({'; '.join(said)})" if said else ""
+        return kind(
+            f"{self.described} gives shape {shape}. Which axis holds the tokens is not "
+            f"certain{heard}; pass {options}"
+        )
+
+
+def _features(axes: Axes, dim: int) -> int:
+    return 1 if axes == "channels_first" else dim - 1
+
+
+_NO_GRAPH = (
+    "without a graph only the types of its modules tell; a training forward that is not compiled, "
+    "of a layer that gradients reach, knows more"
+)

@@ -1,0 +1,1 @@
+"""Atom modeling inside the trainers of other libraries."""

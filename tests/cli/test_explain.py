@@ -1,0 +1,145 @@
+"""`atomsep explain`: predictions on the terminal, maps as files, refusals as sentences."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import atomsep
+from atomsep.cli.explaining import image_files, sentences
+from atomsep.cli.main import main
+from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.machine import Machine
+from atomsep.experiments.registry import find_experiment, run_key
+from atomsep.experiments.training import train
+
+
+def explain(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as exit:
+        main(["explain", *map(str, arguments)])
+    assert isinstance(exit.value.code, int)
+    return exit.value.code
+
+
+def finished(name: str, method: str, root: Path) -> Path:
+    experiment = find_experiment(name)
+    key = run_key(experiment, method, 0, ["epochs=1", "batch=16"], tiny=True)
+    train(experiment, key, root, Machine(device="cpu", tensorboard=False))
+    return key.folder(root)
+
+
+@pytest.fixture(scope="module")
+def of_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finished("pets", "atom", tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def of_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finished("cola", "atom", tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def write_images(folder: Path, *names: str) -> None:
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(256, size=(40, 50, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+
+
+def test_images_get_predictions_maps_and_one_page(
+    of_images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_images(tmp_path, "a.png", "more/b.jpg", "more/deep/a.png")
+    (tmp_path / "more" / "notes.txt").write_text("not an image")
+    out = tmp_path / "maps"
+    assert explain(of_images, tmp_path / "a.png", tmp_path / "more", "--out", out) == 0
+    said = capsys.readouterr().out
+    assert {path.name for path in out.iterdir()} == {"a.png", "b.png", "a-2.png", "index.html"}
+    names = [tmp_path / "a.png", tmp_path / "more/b.jpg", tmp_path / "more/deep/a.png"]
+    for name, prediction in zip(names, atomsep.load_run(of_images).predict(names), strict=True):
+        assert f"{prediction.name}, {100 * prediction.probability:.1f} %: {name}" in said
+    page = (out / "index.html").read_text()
+    assert page.count('src="data:image/png;base64,') == 3
+    assert not re.search(r'(src|href)="(?!data:)', page), "it needs nothing else"
+    assert str(tmp_path) not in page, "folders of this machine are nobody else's business"
+    with Image.open(out / "a.png") as picture:
+        assert min(picture.size) > 300
+
+
+def test_sentences_come_from_quotes_and_files_and_stay_text(
+    of_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "some.txt").write_text("the dog runs\n\n  a cat \x1b[31m sleeps\n")
+    run = tmp_path / "run"
+    shutil.copytree(of_text, run)
+    assert explain(run, "the <script>alert(1)</script> cat", tmp_path / "some.txt") == 0
+    said = capsys.readouterr().out
+    assert said.count(" %: ") == 3
+    assert re.search(r"the\([+-]0\.\d\d\) dog\([+-]0\.\d\d\) runs\(", said)
+    assert "\x1b" not in said
+    page = (run / "explained" / "index.html").read_text()
+    assert "<script" not in page
+    assert "script</span>" in page
+    assert page.count("<dt>") == 3
+    assert [path.name for path in (run / "explained").iterdir()] == ["index.html"]
+
+
+def test_a_method_without_importance_only_predicts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = finished("cola", "plain", tmp_path)
+    assert explain(folder, "the cat sleeps") == 0
+    said = capsys.readouterr().out
+    assert "The method 'plain' does not measure importance: there are no maps" in said
+    assert "acceptable, " in said
+    assert not (folder / "explained").exists()
+
+
+def test_what_cannot_be_explained_is_said_in_a_sentence(
+    of_images: Path, of_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG half")
+    (tmp_path / "empty").mkdir()
+    mixtures = finished("synthetic", "atom", tmp_path)
+    for arguments, words in (
+        ((tmp_path, "x"), "holds no finished run: it has no result.json"),
+        ((of_images, "nothing.png"), "there is no file 'nothing.png'; this run takes images"),
+        ((of_images, tmp_path / "empty"), "there is no image in the folder"),
+        ((of_images, tmp_path / "broken.png"), "broken.png cannot be read as an image"),
+        ((of_text, "nothing.txt"), "there is no file 'nothing.txt'; this run takes sentences"),
+        ((mixtures, "1"), "synthetic reads neither; in Python, call atomsep.load_run"),
+    ):
+        assert explain(*arguments) == 1, words
+        said = capsys.readouterr()
+        assert words in said.err
+        assert said.err.count("\n") == 1
+
+
+def test_a_long_sentence_is_not_taken_for_a_file() -> None:
+    assert sentences(["word " * 5000]) == ["word " * 5000]
+    with pytest.raises(ExperimentError, match="a sentence is empty"):
+        sentences([" "])
+
+
+def test_a_file_without_sentences_is_named(tmp_path: Path) -> None:
+    (tmp_path / "blank.txt").write_text("\n\n")
+    with pytest.raises(ExperimentError, match=r"blank.txt holds no sentence"):
+        sentences([str(tmp_path / "blank.txt")])
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ExperimentError, match=r"bytes.txt cannot be read as text"):
+        sentences([str(tmp_path / "bytes.txt")])
+
+
+def test_files_keep_their_order_and_folders_are_sorted(tmp_path: Path) -> None:
+    write_images(tmp_path, "b/2.png", "b/1.PNG", "a.png")
+    found = image_files([str(tmp_path / "b"), str(tmp_path / "a.png")])
+    assert [Path(path).name for path in found] == ["1.PNG", "2.png", "a.png"]

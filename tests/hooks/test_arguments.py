@@ -1,0 +1,101 @@
+"""Natural mistakes in calling attach get a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from small_models import mlp
+from torch import nn
+
+import atomsep
+from atomsep import AtomLoss
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"loss": 0.2}, r"third argument is the loss.*not 0.2; for the weight, pass weight=0.2"),
+        ({"loss": AtomLoss}, r"write AtomLoss\(\) with parentheses"),
+        ({"loss": nn.CrossEntropyLoss()}, r"must be an AtomLoss or None, not CrossEntropyLoss"),
+        ({"weight": "0.1"}, r"weight must be a number, not '0.1' \(str\)"),
+        ({"weight": None}, "weight must be a number, not None"),
+        ({"target": 0}, r"dotted name of a layer.*not 0; did you mean '0'\?"),
+        ({"target": ["0", 7]}, r"a list of these, not 7$"),
+        ({"target": None}, "not None"),
+    ],
+)
+def test_arguments_of_the_wrong_kind(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        atomsep.attach(mlp(), **{"target": "0", **arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"runs": "all"}, """runs must be "last", "mean" or None, not 'all'"""),
+        ({"missing": 0}, """missing must be "error" or "zero", not 0"""),
+        ({"in_eval": True}, """in_eval must be "error" or "zero", not True"""),
+        ({"target": []}, "an empty list; name at least one layer"),
+    ],
+)
+def test_choices_that_do_not_exist(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        atomsep.attach(mlp(), **{"target": "0", **arguments})
+
+
+def test_a_weight_may_be_a_tensor() -> None:
+    attachment = atomsep.attach(mlp(), "0", weight=torch.tensor(0.5))  # type: ignore[arg-type]
+    assert attachment.weight == 0.5
+
+
+# A layer without tokens
+
+
+def test_the_nearest_layer_with_tokens_is_named() -> None:
+    model = torchvision.models.resnet18(num_classes=5)
+    atomsep.attach(model, "fc")
+    with pytest.raises(ValueError, match=r"\(2, 5\), which has no token axis.*'layer4.1.bn2'$"):
+        model(torch.randn(2, 3, 64, 64))
+
+
+def test_the_nearest_linear_layer_with_tokens_is_named() -> None:
+    model = mlp()
+    atomsep.attach(model, "3")
+    with pytest.raises(ValueError, match=r"The nearest one that ran before it is '0'$"):
+        model(torch.randn(2, 5, 3))
+    with torch.no_grad(), pytest.raises(ValueError, match=r"\(M, H, W, C\), \(L, M, C\)$"):
+        model(torch.randn(2, 5, 3))  # nothing is known without a graph
+
+
+# Layers that start at zero
+
+
+def test_norms_that_start_at_zero_are_not_taken_for_rectified() -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.create_model("resnet18", num_classes=5)
+    attachment = atomsep.attach(model, "layer1.1.bn2", weight=1.0)
+    assert (model.layer1[1].bn2.weight == 0).all()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):  # warnings are errors
+        task = model(torch.randn(4, 3, 32, 32)).logsumexp(1).mean()
+        optimiser.zero_grad()
+        (task + attachment.loss()).backward()
+        optimiser.step()
+    assert attachment.stats["electrons"] > 0
+
+
+def test_a_layer_that_stays_at_zero_is_noticed() -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU())
+    nn.init.zeros_(model[0].weight)
+    nn.init.zeros_(model[0].bias)
+    attachment = atomsep.attach(model, "0")
+    for _ in range(32):
+        model(torch.randn(4, 5, 3))
+        attachment.loss()
+    model(torch.randn(4, 5, 3))
+    with pytest.warns(atomsep.AtomWarning, match="gives nothing but zeros"):
+        attachment.loss()

@@ -1,0 +1,158 @@
+"""Losses of sentence-transformers: the loss module, which returns the loss, is what is attached."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from by_hand import WEIGHT, assert_same, gradients, plain_loss
+from datasets import Dataset
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+    losses,
+)
+from sentence_transformers.models import Pooling
+from tiny_texts import arguments
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import BertConfig, BertModel
+
+import atomsep
+
+LAYER = "model.0.words.encoder.layer.0"
+Features = dict[str, Tensor]
+
+
+class Words(nn.Module):
+    """The first module of a SentenceTransformer, on words that are numbers already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = BertConfig(
+            vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+            intermediate_size=32, max_position_embeddings=16,
+            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+            attn_implementation="eager",
+        )  # fmt: skip
+        self.words = BertModel(config, add_pooling_layer=False)
+
+    def tokenize(self, texts: list[str], **others: Any) -> Features:
+        """Sentences of numbers as their numbers, padded."""
+        numbers = [torch.tensor([int(word) for word in text.split()]) for text in texts]
+        ids = pad_sequence(numbers, batch_first=True, padding_value=-1)
+        return {"input_ids": ids.clamp_min(0), "attention_mask": (ids >= 0).long()}
+
+    preprocess = tokenize
+
+    def forward(self, features: Features) -> Features:
+        keys = {key: features[key] for key in ("input_ids", "attention_mask")}
+        return {**features, "token_embeddings": self.words(**keys).last_hidden_state}
+
+
+def encoder() -> SentenceTransformer:
+    torch.manual_seed(0)
+    return SentenceTransformer(modules=[Words(), Pooling(16)], device="cpu").double().train()
+
+
+def columns(samples: int = 6, seed: int = 1) -> list[Features]:
+    """Two sentences per sample, padded to different lengths."""
+    random = torch.Generator().manual_seed(seed)
+    return [
+        {
+            "input_ids": torch.randint(50, (samples, length), generator=random),
+            "attention_mask": (
+                torch.arange(length) < torch.randint(2, length + 1, (samples, 1), generator=random)
+            ).long(),
+        }
+        for length in (5, 7)
+    ]
+
+
+def atom_by_hand(model: Any, batch: list[Features]) -> Tensor:
+    """The mean over the columns of the loss of the first layer."""
+    terms = []
+    for column in batch:
+        out = model[0].words(**column, output_hidden_states=True)
+        terms.append(plain_loss(out.hidden_states[1], column["attention_mask"].bool()))
+    return torch.stack(terms).mean()
+
+
+SCORES = torch.linspace(0, 1, 6, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", ["MultipleNegativesRankingLoss", "CosineSimilarityLoss"])
+def test_all_columns_count(kind: str) -> None:
+    model = encoder()
+    loss = getattr(losses, kind)(model)
+    expected = loss(columns(), SCORES) + WEIGHT * atom_by_hand(model, columns())
+    wanted = gradients(model, expected)
+    atomsep.attach(loss, LAYER, weight=WEIGHT, runs="mean", add_to="loss")
+    total = loss(columns(), SCORES)
+    torch.testing.assert_close(total, expected)
+    assert_same(gradients(model, total), wanted)
+
+
+def test_a_cached_loss_is_refused() -> None:
+    """It runs all forwards without gradients, and again in pieces during the backward pass.
+
+    Pairs of different pieces never meet there, so there is no loss of the batch to add.
+    """
+    loss = losses.CachedMultipleNegativesRankingLoss(encoder(), mini_batch_size=2)
+    atomsep.attach(loss, LAYER, weight=WEIGHT, runs="mean", add_to="loss")
+    with pytest.raises(RuntimeError, match="ran without gradients, .* gradient-cached losses"):
+        loss(columns(), None)
+
+
+class RecordingTrainer(SentenceTransformerTrainer):
+    """Keeps the batches, in the order in which it drew them."""
+
+    seen: list[dict[str, Tensor]]
+
+    def compute_loss(self, model: Any, inputs: Any, *rest: Any, **others: Any) -> Any:
+        self.seen.append(dict(inputs))
+        return super().compute_loss(model, inputs, *rest, **others)
+
+
+def pair_of(batch: dict[str, Tensor]) -> list[Features]:
+    keys = ("input_ids", "attention_mask")
+    return [{key: batch[f"{name}_{key}"] for key in keys} for name in ("first", "second")]
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_ten_steps_equal_a_loop_by_hand(accumulation: int, tmp_path: Path) -> None:
+    model = encoder()
+    loss = losses.CosineSimilarityLoss(model)
+    atomsep.attach(loss, LAYER, weight=WEIGHT, runs="mean", add_to="loss")
+    given = arguments(tmp_path, accumulation, SentenceTransformerTrainingArguments)
+    random = Random(0)
+    first, second = (
+        [" ".join(map(str, random.choices(range(50), k=random.randint(2, 7)))) for _ in range(44)]
+        for _ in range(2)
+    )
+    labels = [number / 43 for number in range(44)]
+    data = Dataset.from_dict({"first": first, "second": second, "label": labels})
+    trainer = RecordingTrainer(
+        model, given, train_dataset=data, loss=loss,
+        optimizers=(torch.optim.SGD(model.parameters(), lr=0.05), None),
+    )  # fmt: skip
+    trainer.seen = []
+    trainer.train()
+    plain = encoder()
+    plain_loss_module = losses.CosineSimilarityLoss(plain)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
+    seen = iter(trainer.seen)
+    per_epoch = [accumulation] * (11 // accumulation) + [11 % accumulation] * (accumulation > 1)
+    for size in (per_epoch * 4)[:10]:
+        optimizer.zero_grad()
+        for _ in range(size):
+            batch = next(seen)
+            pair = pair_of(batch)
+            task = plain_loss_module(pair, batch["label"])
+            ((task + WEIGHT * atom_by_hand(plain, pair)) / size).backward()
+        optimizer.step()
+    torch.testing.assert_close(dict(model.state_dict()), dict(plain.state_dict()))

@@ -1,0 +1,202 @@
+"""The page of a report as text: what it holds, and that data cannot become markup."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hand_made_runs import CLASSES, EVIL, SENTENCES, image_atoms, write_run, write_runs
+from PIL import Image
+
+from atomsep.experiments.errors import ExperimentError
+from atomsep.report.charts import curve_chart, round_ticks, scale
+from atomsep.report.curves import MOST_POINTS, Point, average_curves, read_lines
+from atomsep.report.page import write_report
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    write_runs(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def page(runs: Path) -> str:
+    return written(runs)
+
+
+def written(runs: Path) -> str:
+    write_report(runs, runs / "report.html")
+    return (runs / "report.html").read_text(encoding="utf-8")
+
+
+class Outline(HTMLParser):
+    """Tags, attributes and text of a page; what is inside scripts is kept apart."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.text, self.scripts, self.inside = "", [], ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        self.inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == "script":
+            self.scripts.append(data)
+        elif self.inside != "style":
+            self.text += data
+
+
+def samples(page: str) -> Any:
+    return json.loads(Outline(page).scripts[0])
+
+
+def test_the_verdict_is_said_in_words(page: str) -> None:
+    text = Outline(page).text
+    assert "Flowers: top-1 accuracy, %, against Cross-Entropy" in text
+    assert "Atom Modeling better +2.80 (95 % interval +2.67 to +3.00) over 3 paired seeds" in text
+    assert "Atom Modeling not tested +10.00 over 2 paired seeds; a test needs at least 3." in text
+    assert "Tiny form on embedded data" in text
+    assert "90.00 ± 0.00 (tie)" in text
+
+
+def test_the_same_runs_give_the_same_page(runs: Path, page: str) -> None:
+    assert written(runs) == page
+
+
+def test_settings_and_versions_are_there(page: str) -> None:
+    text = Outline(page).text
+    for expected in ("learning_rate", "augmentation", "torch 2.9, python 3.11", "0123abc"):
+        assert expected in text
+
+
+def test_text_from_the_data_stays_text(page: str) -> None:
+    found = Outline(page)
+    assert found.tags.count("script") == 2, "the samples and the page's own"
+    assert "b" not in found.tags
+    assert EVIL not in page
+    data = samples(page)
+    assert data["runs"][1]["samples"][1]["label"] == CLASSES[1]
+    tokens = data["runs"][2]["samples"][1]["tokens"]
+    assert "".join(before + text for before, text, special in tokens if not special) == SENTENCES[1]
+
+
+def test_foreign_names_are_escaped_everywhere(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        "settings": {f"{EVIL}a": f"{EVIL}b", "weight": 1.0, "method": {EVIL: EVIL}},
+        "metrics": {EVIL: 0.5},
+        "versions": {EVIL: EVIL},
+        "commit": EVIL,
+        "experiment": "unknown",
+    }
+    folder = write_run(tmp_path, "flowers", "atom", 0, 0.5, **changes)
+    line = {"step": 1, EVIL: 1.0, "metrics": {EVIL: 1.0}}
+    (folder / "metrics.jsonl").write_text(json.dumps(line))
+    text = written(tmp_path)
+    assert EVIL not in text
+    assert Outline(text).text.count(EVIL) >= 6
+    assert Outline(text).tags.count("script") == 2
+
+
+def test_nothing_points_outside(page: str) -> None:
+    for name, value in Outline(page).attributes:
+        if name in ("src", "href", "action", "srcset", "data", "poster"):
+            assert value.startswith(("#", "data:image/png;base64,")), value
+    style = page.partition("<style>")[2].partition("</style>")[0]
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_the_samples_are_those_of_the_run(page: str) -> None:
+    data, atoms = samples(page), image_atoms()
+    run = data["runs"][1]
+    assert run["title"] == "Flowers: Atom Modeling, seed 0"
+    assert run["grid"] == [3, 5]
+    charges = np.frombuffer(base64.b64decode(run["charges"]), "<i2").reshape(6, 3, 5)
+    assert np.abs(charges / data["steps"] - atoms.charges).max() < 1e-3, "float16 in the file"
+    for place, sample in enumerate(run["samples"]):
+        assert sample["label"] == CLASSES[atoms.labels[place]]
+        assert sample["prediction"] == CLASSES[atoms.predictions[place]]
+
+
+def test_runs_without_samples_or_curves_have_a_page(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "flowers", "plain", 0, 0.5)
+    (folder / "metrics.jsonl").write_text("not json\n")
+    text = Outline(written(tmp_path)).text
+    assert "No run has kept samples" in text
+    assert "The runs recorded no training curves" in text
+    assert "All runs are plain" in text
+
+
+def test_tokens_without_a_place_have_a_number(tmp_path: Path) -> None:
+    """Such as those of a layer that has images, but no grid."""
+    atoms = image_atoms(2)
+    flat = replace(atoms, charges=atoms.charges.reshape(2, 15))
+    write_run(tmp_path, "flowers", "atom", 0, 0.5, atoms=flat, classes=3, files=None)
+    [run] = samples(written(tmp_path))["runs"]
+    assert run["grid"] == [1, 15]
+    assert [text for _, text, _ in run["samples"][0]["tokens"]] == [str(n) for n in range(1, 16)]
+    assert run["samples"][1]["label"] == "1", "a class without a name has its number"
+
+
+def test_pictures_come_from_the_runs_folder_alone(tmp_path: Path) -> None:
+    files = ["samples.png", "../../secret.png", "notes.png", "missing.png", 3]
+    folder = write_run(tmp_path, "mnist-gan", "plain", 0, 50.0, files=files)
+    Image.new("L", (3, 2), 7).save(folder / "samples.png")
+    Image.new("L", (3, 2), 9).save(folder.parents[1] / "secret.png")
+    (folder / "notes.png").write_text("not a picture")
+    page = written(tmp_path)
+    own = base64.b64encode((folder / "samples.png").read_bytes()).decode()
+    assert re.findall('<img src="data:image/png;base64,([^"]*)"', page) == [own]
+
+
+def test_without_runs_there_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match="there is no finished run under"):
+        written(tmp_path)
+    with pytest.raises(ExperimentError, match="there is no folder"):
+        write_report(tmp_path / "nowhere", tmp_path / "report.html")
+
+
+def test_runs_of_a_search_are_left_out(tmp_path: Path) -> None:
+    write_run(tmp_path, "flowers", "plain", 0, 0.5, validation=True)
+    with pytest.raises(ExperimentError, match="there is no finished run under"):
+        written(tmp_path)
+
+
+def test_curves_are_means_over_the_seeds_that_have_them(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path, "flowers", "plain", seed, 0.5) for seed in (0, 2)]
+    curves = average_curves(map(read_lines, folders))
+    assert list(curves) == ["top1", "cross-entropy"]
+    assert curves["cross-entropy"][0] == Point(5, pytest.approx(3.1), 3.0, pytest.approx(3.2))
+    assert curves["top1"][-1] == Point(50, 0.5, 0.5, 0.5)
+    lines = [{"step": step, "loss": float(step)} for step in range(1000)]
+    [long] = average_curves([lines]).values()
+    assert len(long) == MOST_POINTS
+    assert long[-1].mean == 999
+
+
+def test_charts_take_any_numbers() -> None:
+    assert round_ticks(0, 7) == [0, 2, 4, 6]
+    assert scale([1e-3, 1e3], 0, 1).logarithmic
+    assert not scale([0.0, 1e3], 0, 1).logarithmic
+    for values in ([0.0], [1e-30, 1e30], [-5.0, -5.0], [1e300, 1.0], [0.0, 1e-300]):
+        points = [Point(step, value, value, value) for step, value in enumerate(values)]
+        chart = curve_chart("loss", {0: points})
+        numbers = [float(n) for n in re.findall(r"-?[\d.]+(?:e[+-]?\d+)?", chart.split("<g")[1])]
+        assert all(-1 <= number <= 1000 for number in numbers), values
