@@ -194,6 +194,28 @@ def test_larger_batches_than_the_first_are_exchanged_too(four: Ranks) -> None:
         assert found == pytest.approx(expected, rel=1e-12)
 
 
+def leaving_out(rank: int) -> Any:
+    """The layer does not run on rank 1 in the second step (LayerDrop)."""
+    model = Model()
+    attachment = attach(model, "second", weight=0.7, missing="zero")
+    parts = [batch(3 + other, torch.float64, other)[0] for other in range(dist.get_world_size())]
+    model(parts[rank])
+    attachment.loss()
+    if rank != 1:
+        model(parts[rank])
+    loss = attachment.loss()
+    loss.backward()
+    alone, [theirs] = make({}, group=None)
+    alone(torch.cat([part for other, part in enumerate(parts) if other != 1]))
+    return loss.item(), theirs.loss().item()
+
+
+def test_a_rank_whose_layer_did_not_run_takes_part(four: Ranks) -> None:
+    for answer in four.run(leaving_out):
+        assert not isinstance(answer, str), answer
+        assert answer[0] == pytest.approx(answer[1], rel=1e-12)
+
+
 def drawing(rank: int, sizes: tuple[int, ...]) -> Any:
     x, _ = batch(sum(sizes), torch.float64)
     model, [attachment] = make({"losses": [{"pairs": "sampled", "seed": 5}]})
