@@ -143,7 +143,7 @@ def train_in_process(rank: int, folder: Path) -> None:
 
     port = int((folder / "port").read_text())
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
     AcceleratorState._reset_state(True)
     PartialState._reset_state()
     model, _ = attached("llama", group=None)

@@ -150,10 +150,13 @@ class MethodOnLayer:
         return {} if self.binding is None else self.binding.stats
 
     def measured(self, what: str) -> dict[str, float]:
-        """What the last step measured, by the property's name; empty unless all are finite."""
+        """What the last step measured, by the property's name, as far as it is finite.
+
+        Shares of gradients belong together: one that is not finite makes the others worthless.
+        """
         found: dict[str, float] = getattr(self, what)
-        finite = all(map(math.isfinite, found.values()))
-        return {name: round(value, 7) for name, value in found.items()} if finite else {}
+        finite = {name: round(value, 7) for name, value in found.items() if math.isfinite(value)}
+        return finite if what == "stats" or len(finite) == len(found) else {}
 
     def state_dict(self) -> dict[str, Any]:
         """The method's state, which is all that a resumed run needs."""

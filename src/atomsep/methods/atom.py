@@ -116,20 +116,21 @@ class AtomBinding(Binding):
         """The attachment's statistics but for the shares of gradients; means over the layers."""
         found = self.attachment.stats
         each = [found] if len(self.attachment.layers) == 1 else list(found.values())
-        names = [name for name in each[0] if not name.startswith("gradient_share")]
+        left_out = ("gradient_share", "training")
+        names = [name for name in each[0] if not name.startswith(left_out)]
         return {name: fmean(stats[name] for stats in each) for name in names}
 
     @property
     def strength(self) -> Any:
-        """The norms of each layer's gradients, and its statistics."""
+        """The norms of each layer's gradients, its statistics and charges."""
         held = [tap.forwards.read() for tap in self.attachment._taps]
-        return [(each.strength, each.taken) for each in held]
+        return [(each.strength, each.taken, each.charge) for each in held]
 
     @strength.setter
     def strength(self, value: Any) -> None:
         for tap, each in zip(self.attachment._taps, value, strict=True):
             held = tap.forwards.read()
-            held.strength, held.taken = each
+            held.strength, held.taken, held.charge = each
 
     @property
     def importance(self) -> Any:

@@ -38,7 +38,7 @@ CIFAR10, OWN = map(find_experiment, ("cifar10-gan", "own-gan"))
 GANS = (MNIST, CIFAR10, OWN)
 STATISTICS = {
     *("energy", "neutrality", "occupancy", "distance", "radius"),
-    *("protons", "neutrons", "electrons"),
+    *("protons", "neutrons", "electrons", "charge_square", "position_share"),
 }
 PAIRS = [(experiment, method) for experiment in GANS for method in MNIST.methods]
 

@@ -70,7 +70,8 @@ def main() -> None:
             sys.stdin.read()
             answer(stopped="in epoch 1")
         else:
-            text = json.dumps(key["settings"], sort_keys=True).encode()
+            settings = {**key["settings"], "evaluate_every": 0}  # which changes no result
+            text = json.dumps(settings, sort_keys=True).encode()
             digest = hashlib.blake2b(text, digest_size=4).hexdigest()
             folder = Path(trial["root"], "synthetic-tiny", f"{key['method']}-{digest}")
             folder = folder / f"seed-{key['seed']}"
