@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -241,6 +242,7 @@ def test_sampled_pairs_are_drawn_from_all_samples(four: Ranks) -> None:
         generator=attachment.criterion._generator(torch.device("cpu")),
         dtype=torch.float64,
     )[:, :samples].tolist()
+    attachment.detach()
     x, _ = batch(samples, torch.float64)
     latent = model._hidden(x)
     statistics = AtomLoss(group=None).measure(latent, None, _layout()).statistics
@@ -365,8 +367,6 @@ def differing(rank: int, what: str) -> None:
     [("norm", "2 .*1 "), ("layer", "'second' .*'first' "), ("features", "4 .*6 ")],
 )
 def test_ranks_that_differ_are_told_on_every_rank(four: Ranks, what: str, values: str) -> None:
-    import re
-
     for answer in four.run(differing, what):
         assert re.search(f"RuntimeError: .* {what} is {values}on rank 2", answer)
 

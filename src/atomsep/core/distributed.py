@@ -236,7 +236,9 @@ def _exchange(group: Any, about: dict[str, Any], samples: int) -> list[int]:
     """
     store = dist.distributed_c10d._get_default_store()
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    name = (group or dist.group.WORLD).group_name
+    members = dist.group.WORLD if group is None else group
+    assert members is not None
+    name = members.group_name
     _exchanges[name] += 1
     start = f"atomsep/{name}/{_exchanges[name]}"
     store.set(f"{start}/{rank}", json.dumps([about, samples]))
