@@ -32,6 +32,7 @@ CORE = [
     ["kernels"],
     ["backend"],
     ["node"],
+    ["distributed"],
     ["loss"],
 ]
 """The same inside the maths."""
