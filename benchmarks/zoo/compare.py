@@ -129,7 +129,8 @@ def compare(model: nn.Module, batch: Batch, name: str, truth: Truth, by_hand: By
         return Outcome("undecided", None, shape, "the model returns NaN by itself")
     exact = error <= TOLERANCES[next(model.parameters()).dtype]
     if importance.numel() != charge.numel() or not exact:
-        if any("mask=" in text for text in said):  # it says that padding counts, and what to pass
+        # It says that padding or a class token counts, and what to pass.
+        if any("mask=" in text or "skip_tokens=" in text for text in said):
             return Outcome("warned", error, shape, _line(" ".join(said)))
         return Outcome("wrong", error, shape, f"truth: {truth}")
     if not torch.allclose(importance.reshape(charge.shape).to(charge), charge, atol=1e-4):

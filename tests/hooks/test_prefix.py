@@ -39,7 +39,6 @@ class Vision(nn.Module):
         ({"cls_token": 1, "reg_token": 4}, 5),
         ({"cls_token": 1, "register_tokens": 3}, 4),
         ({"cls_token2": 1}, 1),
-        ({"other": 1}, 0),
     ],
 )
 @pytest.mark.parametrize("size", [(16, 16), (8, 20), (18, 14)])
@@ -55,6 +54,21 @@ def test_the_tokens_in_front_are_left_out(
     torch.testing.assert_close(attachment.loss(), atomsep.AtomLoss()(latent[:, -left:]))
     number = "token," if count == 1 else f"{count} tokens,"
     assert (f" without the first {number}" in repr(attachment)) == (count > 0)
+
+
+@pytest.mark.parametrize("size", [(16, 16), (8, 20), (18, 14)])
+def test_a_token_in_front_that_no_name_tells_is_not_passed_over(size: tuple[int, int]) -> None:
+    model, images = Vision(other=1), torch.randn(2, 3, *size)
+    attachment = atomsep.attach(model, "norm")
+    with pytest.warns(atomsep.AtomWarning, match="one more than a grid .* pass skip_tokens=1"):
+        latent = model(images)
+    model(images)  # once
+    assert attachment.importance.shape == latent.shape[:2]
+    attachment.detach()
+    for given in (0, 1):
+        with atomsep.attach(model, "norm", skip_tokens=given) as explicit:
+            model(images)
+            assert explicit.importance.shape == (2, latent.shape[1] - given)
 
 
 def test_a_number_that_is_passed_counts() -> None:

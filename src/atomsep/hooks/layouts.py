@@ -14,9 +14,16 @@ from atomsep.core.layout import DESCRIPTIONS, Axes, Layout
 from atomsep.hooks.inputs import ModelInput
 from atomsep.hooks.nearest import nearest_with_tokens
 from atomsep.hooks.prefix import Prefix
+from atomsep.hooks.watch import tell_once
 from atomsep.hooks.witnesses import Decision, Witnesses
 
 _UNSURE = "the model has class tokens, but which tokens they are is not certain: all count"
+
+
+_ONE_MORE = (
+    "layer {!r} has {} tokens, one more than a grid of the image, and all of them count. If the "
+    "first is a class token, pass skip_tokens=1, otherwise skip_tokens=0"
+)
 
 
 class LayoutFinder:
@@ -54,6 +61,7 @@ class LayoutFinder:
         self.prefix = Prefix(model, layer)
         self.witnesses = Witnesses(model, name, layer, model_input)
         self.skipped: dict[int, int] = {}
+        self.told: set[str] = set()
         self.resolved: tuple[torch.Size, bool, Layout] | None = None
         self.decided: tuple[Decision, Layout, int] | None = None
 
@@ -117,7 +125,11 @@ class LayoutFinder:
         if known or not self.input.shapes:
             return self.skipped.get(dim, 0)
         images = self.input.images
-        return self.prefix.of(tokens, images, other_inputs=len(images) < len(self.input.shapes))
+        other_inputs = len(images) < len(self.input.shapes)
+        eager = not torch.compiler.is_compiling()
+        if eager and not other_inputs and self.prefix.misses(tokens, images):
+            tell_once(self.told, "prefix", _ONE_MORE.format(self.name, tokens))
+        return self.prefix.of(tokens, images, other_inputs=other_inputs)
 
     def describe(self, read_as: tuple[Layout, tuple[int, ...]] | None = None) -> str:
         """What was decided for the last new shape, and why.

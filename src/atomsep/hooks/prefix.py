@@ -49,17 +49,26 @@ class Prefix:
         counts = self.counts if other_inputs else self.anywhere
         if not counts:
             return 0
+        for grids in self._possible_grids(images):
+            for count in (0, *counts):
+                if tokens - count in grids:
+                    return count
+        return None
+
+    def misses(self, tokens: int, images: list[tuple[int, ...]]) -> bool:
+        """Whether there is one token more than a grid of the image has, and nothing says why."""
+        grids: set[int] = set().union(*self._possible_grids(images))
+        return not self.anywhere and tokens not in grids and tokens - 1 in grids
+
+    def _possible_grids(self, images: list[tuple[int, ...]]) -> Iterator[set[int]]:
+        """Numbers of tokens that a grid of the image may have, the likely ones first."""
         for image in images:
             squares = [(side, side) for side in range(1, min(image[-2:]) + 1)]
             exact = [(a, b) for a, b in squares if image[-2] % a == image[-1] % b == 0]
             # Later stages join patches, so their sides are multiples of the first ones.
             joined = [(n * a, n * b) for a, b in self.patches for n in range(2, 65)]
             for patches in (self.patches, joined) if self.patches else (exact, squares):
-                grids = set(_grids(image, patches))
-                for count in (0, *counts):
-                    if tokens - count in grids:
-                        return count
-        return None
+                yield set(_grids(image, patches))
 
 
 def _grids(image: tuple[int, ...], patches: Iterable[tuple[int, int]]) -> Iterator[int]:
