@@ -34,6 +34,10 @@ class Listener:
         """Metrics in an epoch or at its end, after so many steps of the whole run."""
 
 
+READ_EVERY = 0.5
+"""Seconds between two readings of the loss; each waits for the device."""
+
+
 class Meter:
     """Means of the loss's parts over some steps, without waiting for the device."""
 

@@ -24,7 +24,7 @@ from atomsep.experiments.entry_points import IMPORTED
 from atomsep.experiments.errors import ExperimentError, StoppedError, layer_errors
 from atomsep.experiments.files import write_state, write_text
 from atomsep.experiments.machine import Machine, make_fabric, same_threads
-from atomsep.experiments.progress import Listener, Meter, interruptible
+from atomsep.experiments.progress import READ_EVERY, Listener, Meter, interruptible
 from atomsep.experiments.provenance import provenance
 from atomsep.experiments.randomness import seed_step
 from atomsep.experiments.runs import Run, RunKey
@@ -32,9 +32,6 @@ from atomsep.experiments.task import Context, Experiment, Task
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
-
-READ_EVERY = 0.5
-"""Seconds between two readings of the loss; each waits for the device."""
 
 
 def train(
