@@ -127,7 +127,7 @@ def test_maps_of_attached_layers() -> None:
     with (
         torch.no_grad(),
         atomsep.attach(model, "embed") as maps,
-        atomsep.attach(model, "norm") as whole,
+        atomsep.attach(model, "norm", skip_tokens=0) as whole,
         atomsep.attach(model, "norm", skip_tokens=1) as row,
     ):
         tokens = model(images)
