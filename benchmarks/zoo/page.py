@@ -13,8 +13,9 @@ COUNTED = ("exact", "refused", "warned", "wrong", "crashed")
 """Outcomes of an attempt to attach."""
 
 KNOWN = {
-    "dinov3_convnext:DINOv3ConvNextModel": "the last norm puts the pooled features in front of the "
-    "tokens, which no attribute tells",
+    "radio:RadioModel": "ten tokens beside the image's grid, which no attribute tells",
+    "xlstm:xLSTMModel": "not explained yet",
+    "yolos:YolosModel": "a class token and a hundred detection tokens beside the image's grid",
     "moonshine:MoonshineModel": "the model's own mask counts every 384th sample of the wave, two "
     "tokens more than a short wave has alone; attach follows the model",
 }
