@@ -36,7 +36,7 @@ SLOW = {
     *(f"experiments/test_{name}.py" for name in ("own_experiments", "runs", "trained", "training")),
     *("cli/test_explain.py", "experiments/test_atoms_file.py", "experiments/test_recording.py"),
     *(f"experiments/gan/test_{name}.py" for name in ("evaluation", "fidelity", "gan", "stacked")),
-    "core/test_distributed.py",
+    *("core/test_distributed.py", "core/test_rank_agreement.py"),
     *("experiments/images/test_images.py", "experiments/text/test_text.py"),
     *("experiments/sweeps/test_search.py", "experiments/sweeps/test_sweep.py"),
     *(f"integrations/test_{name}.py" for name in ("hugging_face", "lightning")),

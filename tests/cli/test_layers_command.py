@@ -50,7 +50,6 @@ def test_a_torchvision_name(capsys: pytest.CaptureFixture[str], folder: Path) ->
 
 
 def test_a_timm_name(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    pytest.importorskip("timm")
     code, out, _ = run(capsys, "test_vit")
     assert code == 0
     assert "Recommended: blocks.0, the first block" in out

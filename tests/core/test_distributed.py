@@ -2,86 +2,21 @@
 
 from __future__ import annotations
 
-import copy
-import os
-import pickle
-import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from rank_models import TOKENS, Model, batch, make
 from ranks import Ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 from atomsep import AtomLoss, attach
+from atomsep.core.layout import Layout
 from atomsep.functional import coulomb
 
-TOKENS, FEATURES = 6, 5
 SIZES = [(4, 4), (5, 1, 7), (5, 0, 7), (1, 1), (3, 1, 0, 6)]
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    ranks = Ranks(4)
-    yield ranks
-    ranks.close()
-
-
-class Model(nn.Module):
-    """Two layers with tokens, then a head; takes a padding mask."""
-
-    def __init__(self, dtype: torch.dtype = torch.float64, checkpointed: bool = False) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(3)
-        self.first, self.second = nn.Linear(3, FEATURES), nn.Linear(FEATURES, FEATURES)
-        self.head = nn.Linear(FEATURES, 1)
-        for parameter in self.parameters():
-            nn.init.normal_(parameter, generator=generator)
-        self.checkpointed = checkpointed
-        self.to(dtype)
-
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        if self.checkpointed:
-            hidden = checkpoint(self._hidden, x, use_reentrant=False)
-        else:
-            hidden = self._hidden(x)
-        output: Tensor = self.head(hidden.tanh())
-        return output
-
-    def _hidden(self, x: Tensor) -> Tensor:
-        hidden: Tensor = self.second(self.first(x).tanh())
-        return hidden
-
-
-def batch(samples: int, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Tokens, and a mask that leaves between one and all tokens."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(samples, TOKENS, 3, generator=generator, dtype=torch.float64).to(dtype)
-    lengths = torch.randint(1, TOKENS + 1, (samples,), generator=generator)
-    return x, torch.arange(TOKENS) < lengths.unsqueeze(1)
-
-
-def losses(case: dict[str, Any]) -> list[dict[str, Any]]:
-    """Arguments of the criteria: of one attachment, or of two."""
-    return case.get("losses", [{}])
-
-
-def make(case: dict[str, Any], **more: Any) -> tuple[nn.Module, list[Any]]:
-    model = Model(case.get("dtype", torch.float64), case.get("checkpointed", False))
-    attachments = []
-    for number, arguments in enumerate(losses(case)):
-        torch.manual_seed(1 + number)
-        given = dict(arguments)
-        if case.get("maps"):
-            given |= {"charge": nn.Linear(FEATURES, 1), "position": nn.Linear(FEATURES, 4)}
-        criterion = AtomLoss(**given, **more).to(case.get("dtype", torch.float64))
-        layers = case.get("layers", ["second"])
-        attachments.append(attach(model, layers, criterion, weight=0.7 + number))
-    return model, attachments
 
 
 def train(
@@ -245,7 +180,7 @@ def test_sampled_pairs_are_drawn_from_all_samples(four: Ranks) -> None:
     attachment.detach()
     x, _ = batch(samples, torch.float64)
     latent = model._hidden(x)
-    statistics = AtomLoss(group=None).measure(latent, None, _layout()).statistics
+    statistics = AtomLoss(group=None).measure(latent, None, Layout()).statistics
     energies = []
     for one, two in zip(*draw, strict=True):
         a = int(one * samples)
@@ -268,12 +203,6 @@ def test_sampled_pairs_are_drawn_from_all_samples(four: Ranks) -> None:
         assert value == pytest.approx(expected.item(), rel=1e-12)
         torch.testing.assert_close(gradient, model.second.weight.grad, rtol=1e-10, atol=1e-14)
         assert draws == 1
-
-
-def _layout() -> Any:
-    from atomsep.core.layout import Layout
-
-    return Layout()
 
 
 def wrapped(rank: int, kind: str) -> Any:
@@ -327,83 +256,3 @@ def test_without_a_group_pairs_stay_within_the_rank(four: Ranks) -> None:
         model, [attachment] = make({})  # no process group here
         model(batch(3, torch.float64, rank)[0])
         assert value == attachment.loss().item()
-
-
-def one_alone(rank: int) -> str:
-    """A forward on one rank alone does not wait for the others; nor does a copy."""
-    if rank == 0:
-        model, _ = make({})
-        model(batch(3, torch.float64)[0])
-    group = dist.new_group([0, 1])
-    if rank > 1:
-        return ""
-    criterion = copy.deepcopy(AtomLoss(group=group))
-    assert criterion.ranks.group is group
-    restored = pickle.loads(pickle.dumps(criterion))
-    assert restored.ranks.group == "world"
-    return "fine"
-
-
-def test_forwards_and_copies_do_not_wait(four: Ranks) -> None:
-    assert four.run(one_alone) == ["fine", "fine", "", ""]
-
-
-def differing(rank: int, what: str) -> None:
-    group = dist.new_group(list(range(dist.get_world_size())))
-    model = Model()
-    odd = rank == 2
-    criterion = AtomLoss(norm=1 if odd and what == "norm" else 2, group=group)
-    layer = "first" if odd and what == "layer" else "second"
-    if odd and what == "features":
-        model.second = nn.Linear(FEATURES, FEATURES + 2).double()
-        model.head = nn.Linear(FEATURES + 2, 1).double()
-    attachment = attach(model, layer, criterion)
-    model(batch(3, torch.float64)[0])
-    attachment.loss()
-
-
-@pytest.mark.parametrize(
-    ("what", "values"),
-    [("norm", "2 .*1 "), ("layer", "'second' .*'first' "), ("features", "4 .*6 ")],
-)
-def test_ranks_that_differ_are_told_on_every_rank(four: Ranks, what: str, values: str) -> None:
-    for answer in four.run(differing, what):
-        assert re.search(f"RuntimeError: .* {what} is {values}on rank 2", answer)
-
-
-def second_gradient(rank: int) -> None:
-    model, [attachment] = make({})
-    x, _ = batch(3, torch.float64, rank)
-    model(x)
-    [gradient] = torch.autograd.grad(attachment.loss(), model.second.weight, create_graph=True)
-    gradient.sum().backward()
-
-
-def test_second_derivatives_across_ranks_are_refused(four: Ranks) -> None:
-    for answer in four.run(second_gradient):
-        assert "cannot be differentiated again" in answer
-
-
-def lacking(rank: int, how: str) -> None:
-    model, [attachment] = make({})
-    model(batch(3, torch.float64)[0])
-    attachment.loss()
-    if rank == 1:
-        if how == "dies":
-            os._exit(1)
-        return
-    if how == "no attachment":
-        attachment = attach(model, "first", AtomLoss())
-    model(batch(3, torch.float64)[0])
-    attachment.loss()
-
-
-@pytest.mark.parametrize("how", ["dies", "no attachment"])
-def test_a_rank_that_does_not_come_is_an_error_on_the_others(how: str) -> None:
-    ranks = Ranks(2, timeout=15)
-    answer, other = ranks.run(lacking, how)
-    ranks.close()
-    assert other == ("died" if how == "dies" else None)
-    assert "Error" in answer
-    if how == "no attachment":
-        assert "rank 1 did not ask for its atom loss within 15 seconds" in answer

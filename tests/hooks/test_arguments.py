@@ -74,7 +74,8 @@ def test_the_nearest_linear_layer_with_tokens_is_named() -> None:
 
 
 def test_norms_that_start_at_zero_are_not_taken_for_rectified() -> None:
-    timm = pytest.importorskip("timm")
+    import timm
+
     torch.manual_seed(0)
     model = timm.create_model("resnet18", num_classes=5)
     attachment = atomsep.attach(model, "layer1.1.bn2", weight=1.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from by_hand import WEIGHT, assert_same, gradients, plain_loss
+from by_hand import WEIGHT, assert_same, bert, gradients, plain_loss
 from datasets import Dataset
 from sentence_transformers import (
     SentenceTransformer,
@@ -20,7 +20,7 @@ from sentence_transformers.models import Pooling
 from tiny_texts import arguments
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import BertConfig, BertModel
+from transformers import BertModel
 
 import atomsep
 
@@ -33,13 +33,7 @@ class Words(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        config = BertConfig(
-            vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-            intermediate_size=32, max_position_embeddings=16,
-            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-            attn_implementation="eager",
-        )  # fmt: skip
-        self.words = BertModel(config, add_pooling_layer=False)
+        self.words = BertModel(bert().config, add_pooling_layer=False)
 
     def tokenize(self, texts: list[str], **others: Any) -> Features:
         """Sentences of numbers as their numbers, padded."""

@@ -53,7 +53,7 @@ class Inputs(ABC):
         """What a file of atoms shows of the samples."""
 
     def describe(self) -> dict[str, Any]:
-        """What `config.json` must hold, so that the inputs can be made again."""
+        """What `config.json` must hold for `load_run` to prepare the inputs in the same way."""
         return {}
 
     def save(self, folder: Path, model: nn.Module) -> None:  # noqa: B027
