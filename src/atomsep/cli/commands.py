@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 import atomsep
-from atomsep.cli import arguments, display, explaining, layering, reporting, tables
+from atomsep.cli import arguments, display, explaining, judging, layering, reporting, tables
 from atomsep.cli.arguments import chosen_methods, chosen_search_seeds, chosen_seeds, chosen_workers
 from atomsep.cli.main import FAILED, STOPPED
 from atomsep.experiments.entry_points import import_extensions
@@ -232,6 +232,7 @@ app.command()(reporting.table)
 app.command()(reporting.figures)
 app.command()(reporting.report)
 app.command()(explaining.explain)
+app.command()(judging.faithful)
 app.command()(layering.layers)
 
 

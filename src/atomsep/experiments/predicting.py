@@ -91,12 +91,14 @@ class Shown:
         load: loads a sample by its number.
         labels: their classes.
         classes: names of all classes.
+        names: their files, if they are files.
     """
 
     inputs: Inputs
     load: Callable[[int], Any]
     labels: Sequence[int] | Tensor
     classes: Sequence[str]
+    names: Sequence[str] = ()
 
     def some(self, most: int) -> tuple[list[Any], list[int]]:
         """At most so many samples, spread over all, with their labels."""

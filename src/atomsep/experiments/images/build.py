@@ -65,6 +65,7 @@ def build(
             partial(read_sample, held_out),
             held_out.labels,
             train.classes,
+            held_out.names,
         ),
         schedule=settings.schedule,
         warmup=settings.warmup,

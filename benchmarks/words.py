@@ -1,0 +1,168 @@
+"""Are keywords positive and function words negative, as the paper says?
+
+    python -m benchmarks.words --model MINILM_FOLDER --data data
+    python -m benchmarks.words --page     # only write the table of docs/importance.md
+
+Fine-tunes a pretrained encoder on Poem sentiment over some seeds, with atom modeling and without,
+and reads the charge of every word of the held-out verses (official dev and test). The encoder as it
+was downloaded is the control: its first feature is a charge that nobody trained. Writes
+`results/words.csv`, one row per run, and `results/words_by_word.csv`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+import atomsep
+from atomsep.experiments.machine import Machine, make_fabric
+from atomsep.experiments.predicting import logits_of
+from atomsep.experiments.registry import find_experiment, run_key
+from atomsep.experiments.task import Context
+from atomsep.experiments.text.data import read_poem
+from atomsep.experiments.text.inputs import TextInputs
+from atomsep.experiments.text.models import load_encoder
+from atomsep.experiments.training import train
+from atomsep.experiments.trained import load_run
+from atomsep.importance.words import Word, charge_by_word, merge_words
+from benchmarks.record import FOLDER, machine
+
+EPOCHS, RATE, WEIGHT = 4, 1e-4, 1.0
+LEAST = 5
+"""How often a word must occur to be in the table of words."""
+
+NO_FUNCTION_WORDS = frozenset(
+    "amount amongst bill bottom computer con cry de describe detail eg etc fifteen fifty fill find "
+    "fire forty found front full hundred ie inc interest ltd mill mine move part re serious show "
+    "side sincere sixty system ten thick thin top twelve twenty un".split()
+)
+"""Words of scikit-learn's list that are nouns, verbs, adjectives, numbers or abbreviations."""
+
+OLD_FUNCTION_WORDS = frozenset(
+    "art doth ere hast hath nor o oh shall shalt thee thine thou thy tis twas unto upon wilt ye "
+    "did does is am are was were".split()
+)
+"""Function words of verse that the list lacks."""
+
+
+def is_function_word(word: str) -> bool:
+    """Whether a word in small letters is an article, a pronoun, a preposition and so on."""
+    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
+    known = word in ENGLISH_STOP_WORDS and word not in NO_FUNCTION_WORDS
+    return known or word in OLD_FUNCTION_WORDS
+
+
+def is_counted(word: str) -> bool:
+    """Whether it is a word, not punctuation or the rest of one, such as the s of 's."""
+    return word.isalpha() and (len(word) > 1 or word in "aio")
+
+
+def charged(model: Any, inputs: TextInputs, layer: str, texts: Sequence[str]) -> list[list[Word]]:
+    """The words of sentences with the charges that feature 0 of a layer gives them."""
+    seen = inputs.see(texts)
+    found: dict[int, list[Word]] = {}
+    model.eval()
+    with atomsep.attach(model, layer) as attachment, torch.no_grad():
+        for numbers, arguments in inputs.batches(seen, 32):
+            logits_of(model, arguments)
+            for row, number in enumerate(numbers):
+                own = inputs.own(attachment.importance[row], seen[number])
+                found[number] = merge_words(seen[number].text, seen[number].tokens, own)
+    return [found[number] for number in range(len(seen))]
+
+
+def measured(sentences: Iterable[Iterable[Word]]) -> dict[str, Any]:
+    """Content words against function words, over all that occur."""
+    from sklearn.metrics import roc_auc_score
+
+    rows = [row for row in charge_by_word(sentences) if is_counted(row.word)]
+    sums: dict[bool, list[tuple[float, int]]] = {True: [], False: []}
+    for row in rows:
+        sums[is_function_word(row.word)].append((row.mean, row.count))
+    means = {
+        kind: sum(mean * count for mean, count in own) / sum(count for _, count in own)
+        for kind, own in sums.items()
+    }
+    scores = [row.mean for row in rows]
+    content = [not is_function_word(row.word) for row in rows]
+    counts = [row.count for row in rows]
+    return {
+        "content": round(means[False], 4),
+        "function": round(means[True], 4),
+        "difference": round(means[False] - means[True], 4),
+        "auc": round(float(roc_auc_score(content, scores, sample_weight=counts)), 4),
+        "content_words": sum(count for _, count in sums[False]),
+        "function_words": sum(count for _, count in sums[True]),
+    }
+
+
+def models(options: argparse.Namespace, texts: Any) -> Iterator[tuple[str, int, str, Any, Any]]:
+    """Kind, seed, metric, model and inputs of all models, one after the other."""
+    poem = find_experiment("poem")
+    tokenizer, model = load_encoder(options.model, 4, texts)
+    yield "pretrained", 0, "", model, TextInputs(tokenizer, poem.settings.max_length)
+    settings = [f"model={options.model}", f"epochs={EPOCHS}", f"learning_rate={RATE}"]
+    settings += [f"evaluate_every={EPOCHS}", f"weight={WEIGHT}"]
+    for seed in range(options.seeds):
+        for method in ("plain", "atom"):
+            key = run_key(poem, method, seed, settings)
+            place = Machine(options.device, data=options.data, tensorboard=False)
+            result = train(poem, key, options.runs, place)
+            run = load_run(key.folder(options.runs))
+            print(f"{method}, seed {seed}: f1 {result['metrics']['f1']:.3f}", flush=True)
+            yield method, seed, f"{result['metrics']['f1']:.4f}", run.model, run.inputs
+
+
+def study(options: argparse.Namespace) -> None:
+    """Train, measure, and write both tables."""
+    settings = find_experiment("poem").settings
+    fabric = make_fabric(Machine("cpu"), settings.precision)
+    context = Context(settings, "plain", 0, fabric, options.data)
+    (train_set, test), (_, dev) = (
+        read_poem(context),
+        read_poem(Context(settings, "plain", 0, fabric, options.data, validation=True)),
+    )
+    texts = dev.stored + test.stored
+    rows, by_word = [], []
+    for kind, seed, metric, model, inputs in models(options, train_set.stored):
+        sentences = charged(model, inputs, settings.layer, texts)
+        rows.append({"model": kind, "seed": seed, "f1": metric, **measured(sentences)})
+        rows[-1] |= {"verses": len(texts), "machine": machine(), "torch": torch.__version__}
+        by_word += [
+            {"model": kind, "seed": seed, "word": row.word, "mean": round(row.mean, 4)}
+            | {"count": row.count, "function": int(is_function_word(row.word))}
+            for row in charge_by_word(sentences, LEAST)
+            if is_counted(row.word)
+        ]
+        print(rows[-1], flush=True)
+    write("words", rows)
+    write("words_by_word", by_word)
+
+
+def write(topic: str, rows: list[dict[str, Any]]) -> None:
+    """Write a table; one of an earlier study is replaced."""
+    with (FOLDER / f"{topic}.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--model", help="folder of a pretrained encoder with its tokenizer")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="folder that has poem/")
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--runs", type=Path, default=Path("runs/words"))
+    parser.add_argument("--device", default="auto")
+    study(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

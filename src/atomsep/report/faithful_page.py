@@ -1,0 +1,66 @@
+"""The results of `atomsep faithful` as files: CSV, one figure, and tables with captions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from atomsep.experiments.files import replacing, write_text, writing
+from atomsep.experiments.registry import EXPERIMENTS
+from atomsep.report.faithful import Point, Row, conditions, markdown, table, title_of, write_csv
+from atomsep.report.faithful_figure import faithful_figure
+
+ROWS, POINTS, PAGE, FIGURE = "faithful.csv", "faithful_curves.csv", "faithful.md", "faithful"
+
+CAPTION = (
+    "Deletion: mean probability of the predicted class while tokens are replaced by the blurred "
+    "image, the highest scores first; a faithful map falls fast. Insertion: the same tokens brought "
+    "back; a faithful map rises fast. AUC: how well the map tells the pixels of the object from the "
+    "background (one dot per seed). Bands are 95 % intervals over seeds, or over images for one "
+    "seed."
+)
+
+
+def titles() -> dict[str, str]:
+    """The experiments' names in tables."""
+    return {name: experiment.title for name, experiment in EXPERIMENTS.items()}
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """A table per experiment and method, in Markdown."""
+    parts = []
+    for condition in conditions(rows):
+        images = max(row.images for row in rows)
+        head = f"**{title_of(rows, condition, titles())}** ({images} images per run)"
+        parts.append(f"{head}\n\n{markdown(table(rows, condition))}\n")
+    return "\n".join(parts)
+
+
+def write_results(out: Path, rows: Sequence[Row], points: Sequence[Point]) -> list[Table]:
+    """Write all files; returns the tables for a terminal."""
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    write_csv(out / ROWS, rows)
+    write_csv(out / POINTS, points)
+    for ending in ("png", "pdf"):
+        draw(out / f"{FIGURE}.{ending}", rows, points)
+    text = f"# Are the maps faithful?\n\n{tables(rows)}\n![]({FIGURE}.png)\n\n{CAPTION}\n"
+    write_text(out / PAGE, text)
+    shown = []
+    for condition in conditions(rows):
+        head, *body = table(rows, condition)
+        shown.append(Table(*head, title=title_of(rows, condition, titles())))
+        for line in body:
+            shown[-1].add_row(*(cell.replace("**", "") for cell in line))
+    return shown
+
+
+def draw(path: Path, rows: Sequence[Row], points: Sequence[Point]) -> None:
+    """Write the figure, in the format that the name ends with."""
+    figure = faithful_figure(rows, points, titles())
+    ending = path.suffix[1:]
+    metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(ending)
+    with writing(path), replacing(path) as part:
+        figure.savefig(part, format=ending, metadata=metadata)
