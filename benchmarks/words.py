@@ -1,21 +1,19 @@
 """Are keywords positive and function words negative, as the paper says?
 
     python -m benchmarks.words --model MINILM_FOLDER --data data
-    python -m benchmarks.words --page     # only write the table of docs/importance.md
 
-Fine-tunes a pretrained encoder on Poem sentiment over some seeds, with atom modeling and without,
-and reads the charge of every word of the held-out verses (official dev and test). The encoder as it
-was downloaded is the control: its first feature is a charge that nobody trained. Writes
-`results/words.csv`, one row per run, and `results/words_by_word.csv`.
+Fine-tunes a pretrained encoder on Poem sentiment over some seeds, without atom modeling, with it,
+and with a learned charge, and reads the charge of every word of the held-out verses (official dev
+and test). The encoder as it was downloaded is the control: its first feature is a charge that
+nobody trained. Writes `results/words.csv`, one row per run, and `results/words_by_word.csv`.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -28,35 +26,40 @@ from atomsep.experiments.task import Context
 from atomsep.experiments.text.data import read_poem
 from atomsep.experiments.text.inputs import TextInputs
 from atomsep.experiments.text.models import load_encoder
-from atomsep.experiments.training import train
 from atomsep.experiments.trained import load_run
+from atomsep.experiments.training import train
 from atomsep.importance.words import Word, charge_by_word, merge_words
 from benchmarks.record import FOLDER, machine
 
 EPOCHS, RATE, WEIGHT = 4, 1e-4, 1.0
+KINDS = {"plain": ("plain", ()), "atom": ("atom", ()), "learned": ("atom", ("charge=learned",))}
+"""Method and further settings of the runs; a learned charge is a linear map of all features."""
+
 LEAST = 5
 """How often a word must occur to be in the table of words."""
 
-NO_FUNCTION_WORDS = frozenset(
-    "amount amongst bill bottom computer con cry de describe detail eg etc fifteen fifty fill find "
-    "fire forty found front full hundred ie inc interest ltd mill mine move part re serious show "
-    "side sincere sixty system ten thick thin top twelve twenty un".split()
-)
+NOT_FUNCTION_WORDS = """
+    amount bill bottom computer con cry de describe detail eg etc fifteen fifty fill find fire forty
+    found front full hundred ie inc interest ltd mill mine move part re serious show side sincere
+    sixty system ten thick thin top twelve twenty un
+"""
 """Words of scikit-learn's list that are nouns, verbs, adjectives, numbers or abbreviations."""
 
-OLD_FUNCTION_WORDS = frozenset(
-    "art doth ere hast hath nor o oh shall shalt thee thine thou thy tis twas unto upon wilt ye "
-    "did does is am are was were".split()
-)
-"""Function words of verse that the list lacks."""
+OLD_FUNCTION_WORDS = """
+    art did does doth ere hast hath o oh shall shalt thee thine thou thy tis twas unto wilt ye
+"""
+"""Function words, mostly of verse, that the list lacks."""
+
+
+Sentences = list[list[Word]]
 
 
 def is_function_word(word: str) -> bool:
     """Whether a word in small letters is an article, a pronoun, a preposition and so on."""
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
-    known = word in ENGLISH_STOP_WORDS and word not in NO_FUNCTION_WORDS
-    return known or word in OLD_FUNCTION_WORDS
+    listed = ENGLISH_STOP_WORDS - set(NOT_FUNCTION_WORDS.split())
+    return word in listed or word in OLD_FUNCTION_WORDS.split()
 
 
 def is_counted(word: str) -> bool:
@@ -64,12 +67,12 @@ def is_counted(word: str) -> bool:
     return word.isalpha() and (len(word) > 1 or word in "aio")
 
 
-def charged(model: Any, inputs: TextInputs, layer: str, texts: Sequence[str]) -> list[list[Word]]:
-    """The words of sentences with the charges that feature 0 of a layer gives them."""
+def charged(model: Any, inputs: TextInputs, attachment: Any, texts: Sequence[str]) -> Sentences:
+    """The words of sentences with their charges."""
     seen = inputs.see(texts)
     found: dict[int, list[Word]] = {}
     model.eval()
-    with atomsep.attach(model, layer) as attachment, torch.no_grad():
+    with torch.no_grad():
         for numbers, arguments in inputs.batches(seen, 32):
             logits_of(model, arguments)
             for row, number in enumerate(numbers):
@@ -78,7 +81,7 @@ def charged(model: Any, inputs: TextInputs, layer: str, texts: Sequence[str]) ->
     return [found[number] for number in range(len(seen))]
 
 
-def measured(sentences: Iterable[Iterable[Word]]) -> dict[str, Any]:
+def measured(sentences: Sentences) -> dict[str, Any]:
     """Content words against function words, over all that occur."""
     from sklearn.metrics import roc_auc_score
 
@@ -103,36 +106,37 @@ def measured(sentences: Iterable[Iterable[Word]]) -> dict[str, Any]:
     }
 
 
-def models(options: argparse.Namespace, texts: Any) -> Iterator[tuple[str, int, str, Any, Any]]:
-    """Kind, seed, metric, model and inputs of all models, one after the other."""
+def models(options: argparse.Namespace, texts: Any) -> Iterator[tuple[str, int, str, Any]]:
+    """Kind, seed and metric of all models, with what `charged` takes, one after the other."""
     poem = find_experiment("poem")
+    layer, length = poem.settings.layer, poem.settings.max_length
     tokenizer, model = load_encoder(options.model, 4, texts)
-    yield "pretrained", 0, "", model, TextInputs(tokenizer, poem.settings.max_length)
+    control = model, TextInputs(tokenizer, length), atomsep.attach(model, layer)
+    yield "pretrained", 0, "", control
     settings = [f"model={options.model}", f"epochs={EPOCHS}", f"learning_rate={RATE}"]
     settings += [f"evaluate_every={EPOCHS}", f"weight={WEIGHT}"]
+    place = Machine(options.device, data=options.data, tensorboard=False)
     for seed in range(options.seeds):
-        for method in ("plain", "atom"):
-            key = run_key(poem, method, seed, settings)
-            place = Machine(options.device, data=options.data, tensorboard=False)
+        for kind, (method, more) in KINDS.items():
+            key = run_key(poem, method, seed, [*settings, *more])
             result = train(poem, key, options.runs, place)
             run = load_run(key.folder(options.runs))
-            print(f"{method}, seed {seed}: f1 {result['metrics']['f1']:.3f}", flush=True)
-            yield method, seed, f"{result['metrics']['f1']:.4f}", run.model, run.inputs
+            attachment = run.attachment or atomsep.attach(run.model, layer)
+            yield kind, seed, f"{result['metrics']['f1']:.4f}", (run.model, run.inputs, attachment)
 
 
 def study(options: argparse.Namespace) -> None:
     """Train, measure, and write both tables."""
     settings = find_experiment("poem").settings
     fabric = make_fabric(Machine("cpu"), settings.precision)
-    context = Context(settings, "plain", 0, fabric, options.data)
     (train_set, test), (_, dev) = (
-        read_poem(context),
-        read_poem(Context(settings, "plain", 0, fabric, options.data, validation=True)),
+        read_poem(Context(settings, "plain", 0, fabric, options.data, validation=validation))
+        for validation in (False, True)
     )
     texts = dev.stored + test.stored
     rows, by_word = [], []
-    for kind, seed, metric, model, inputs in models(options, train_set.stored):
-        sentences = charged(model, inputs, settings.layer, texts)
+    for kind, seed, metric, charging in models(options, train_set.stored):
+        sentences = charged(*charging, texts)
         rows.append({"model": kind, "seed": seed, "f1": metric, **measured(sentences)})
         rows[-1] |= {"verses": len(texts), "machine": machine(), "torch": torch.__version__}
         by_word += [

@@ -16,10 +16,10 @@ ROWS, POINTS, PAGE, FIGURE = "faithful.csv", "faithful_curves.csv", "faithful.md
 
 CAPTION = (
     "Deletion: mean probability of the predicted class while tokens are replaced by the blurred "
-    "image, the highest scores first; a faithful map falls fast. Insertion: the same tokens brought "
-    "back; a faithful map rises fast. AUC: how well the map tells the pixels of the object from the "
-    "background (one dot per seed). Bands are 95 % intervals over seeds, or over images for one "
-    "seed."
+    "image, the highest scores first; a faithful map falls fast. Insertion: the same tokens are "
+    "brought back; a faithful map rises fast. AUC: how well the map tells the pixels of the object "
+    "from the background, one dot per seed. Bands are 95 % intervals over seeds, or over images "
+    "for one seed."
 )
 
 
