@@ -35,6 +35,7 @@ SLOW = {
     *(f"experiments/test_{name}.py" for name in ("cache", "full_disk", "graphs", "kills")),
     *(f"experiments/test_{name}.py" for name in ("own_experiments", "runs", "trained", "training")),
     *("cli/test_explain.py", "experiments/test_atoms_file.py", "experiments/test_recording.py"),
+    *("cli/test_faithful_command.py", "experiments/test_faithfulness.py"),
     *(f"experiments/gan/test_{name}.py" for name in ("evaluation", "fidelity", "gan", "stacked")),
     *("core/test_distributed.py", "core/test_rank_agreement.py"),
     *("experiments/images/test_images.py", "experiments/text/test_text.py"),

@@ -46,6 +46,8 @@ CALLS = {
     "table nowhere": 1,
     "table . --format html": 1,
     "report nowhere": 1,
+    "faithful": 2,
+    "faithful nowhere": 1,
     "list synthetc": 1,
 }
 """Calls that train nothing, and their exit codes."""

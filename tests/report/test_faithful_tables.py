@@ -1,0 +1,117 @@
+"""Tables and the figure of faithfulness say what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from atomsep.experiments.faithfulness import Judged
+from atomsep.report.faithful import (
+    Point,
+    Row,
+    conditions,
+    over_seeds,
+    read_csv,
+    rows_of,
+    table,
+    write_csv,
+)
+from atomsep.report.faithful_figure import faithful_figure
+from atomsep.report.faithful_page import tables, write_results
+
+AREAS = torch.tensor([0.2, 0.4, 0.3])
+RANDOM = torch.tensor([0.5, 0.6, 0.4])
+
+
+def measured(seed: int = 0) -> tuple[list[Row], list[Point]]:
+    run: Any = SimpleNamespace(
+        experiment="pets",
+        method="atom",
+        seed=seed,
+        settings=SimpleNamespace(weight=0.2),
+        result={"tiny": False},
+    )
+    values = {
+        "deletion": {"positive charge": AREAS + seed / 100, "random order": RANDOM},
+        "insertion": {"positive charge": RANDOM + 0.001, "random order": RANDOM},
+        "auc": {"positive charge": torch.tensor([0.7, 0.9, float("nan")]), "random order": RANDOM},
+    }
+    curve = torch.tensor([[1.0, 0.5, 0.0], [0.8, 0.6, 0.1], [0.9, 0.1, 0.2]])
+    curves = {kind: {"positive charge": curve, "random order": curve**2} for kind in values}
+    curves.pop("auc")
+    return rows_of(run, Judged(torch.tensor([0.0, 0.5, 1.0]), values, curves))
+
+
+def test_rows_have_means_and_paired_differences_over_images() -> None:
+    rows, points = measured()
+    first = rows[0]
+    assert (first.map, first.measure, first.images) == ("positive charge", "deletion", 3)
+    assert first.mean == pytest.approx(0.3)
+    assert first.half == pytest.approx(1.96 * stats.sem(AREAS.numpy()), abs=1e-5)
+    assert first.gain == pytest.approx(-0.2)
+    assert first.gain_half == pytest.approx(1.96 * stats.sem((AREAS - RANDOM).numpy()), abs=1e-5)
+    auc = next(row for row in rows if row.measure == "auc")
+    assert (auc.images, auc.mean) == (2, pytest.approx(0.8))  # one image has no outline
+    assert [(point.share, point.mean) for point in points[:3]] == [
+        (0.0, pytest.approx(0.9)),
+        (0.5, pytest.approx(0.4)),
+        (1.0, pytest.approx(0.1)),
+    ]
+
+
+def test_files_keep_every_number(tmp_path: Path) -> None:
+    for rows in measured():
+        write_csv(tmp_path / "rows.csv", rows)
+        assert read_csv(tmp_path / "rows.csv", type(rows[0])) == rows
+
+
+def test_the_interval_over_seeds_is_students() -> None:
+    values = [0.31, 0.35, 0.30, 0.42]
+    found = over_seeds(values, [9.0] * 4)
+    low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
+    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
+    assert over_seeds([0.3], [0.02]).half == 0.02
+
+
+def test_bold_is_better_than_a_random_order_beyond_doubt() -> None:
+    rows, _ = measured()
+    lines = table(rows, conditions(rows)[0])
+    assert lines[0] == ["map", "deletion ↓", "insertion ↑", "AUC ↑"]
+    assert lines[1][:2] == ["positive charge", "**0.300 ± 0.113**"]
+    assert lines[1][2].startswith("**0.501")  # by little, but on every image
+    assert lines[2][1] == "0.500 ± 0.113"
+    worse = [replace(row, gain=-row.gain) for row in rows]
+    assert not any("**" in cell for cell in table(worse, conditions(rows)[0])[1][:3])
+    three = [row for seed in range(3) for row in measured(seed)[0]]
+    assert table(three, conditions(three)[0])[1][1] == "**0.310 ± 0.025**"
+    # A sign that differs between seeds is no finding, whatever the images of each say.
+    mixed = [replace(r, gain=r.gain if r.seed else -r.gain) for r in three]
+    assert "**" not in table(mixed, conditions(mixed)[0])[1][1]
+    assert "Pets, atom, weight 0.2, 3 seeds** (3 images per run)" in tables(three)
+
+
+def test_the_figure_draws_the_curves(tmp_path: Path) -> None:
+    rows, points = measured()
+    figure = faithful_figure(rows, points)
+    deletion, _, truth = figure.axes[:3]
+    line = next(line for line in deletion.lines if line.get_label() == "positive charge")
+    assert np.allclose(line.get_xydata(), [[0, 0.9], [50, 0.4], [100, 0.1]])
+    band = deletion.collections[0].get_paths()[0].vertices
+    assert band[:, 1].max() == pytest.approx(0.9 + 1.96 * stats.sem([1.0, 0.8, 0.9]), abs=1e-4)
+    assert [label.get_text() for label in truth.get_yticklabels()] == [
+        "positive charge",
+        "random order",
+    ]
+    assert truth.lines[0].get_xdata() == pytest.approx([0.8])
+    write_results(tmp_path / "out", rows, points)
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {
+        *("faithful.csv", "faithful_curves.csv", "faithful.md", "faithful.png", "faithful.pdf"),
+    }
