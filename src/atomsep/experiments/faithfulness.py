@@ -13,6 +13,7 @@ from torch import Tensor
 
 from atomsep.experiments.atoms_file import spread
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.images.inputs import ImageInputs
 from atomsep.experiments.images.segmentations import read_outlines
 from atomsep.experiments.loading import Unreadable
 from atomsep.experiments.maps import SIGN, Maps
@@ -65,21 +66,22 @@ def judge(
         ExperimentError: the run does not classify images, its data is missing, or its layer's
             tokens are not a grid.
     """
-    if not isinstance(run, TrainedClassifier) or run.inputs.kind != "images":
+    inputs = run.inputs if isinstance(run, TrainedClassifier) else None
+    if not isinstance(run, TrainedClassifier) or not isinstance(inputs, ImageInputs):
         raise ExperimentError(
             f"{run.folder} is a run of {run.experiment}, which does not classify images; name runs "
             f"of pets, flowers, imagenet or own-images"
         )
     task = _task_of(run, data)
     names, images = _held_out(task.shown, most)
-    seen = run.inputs.see(images)
-    outlines = read_outlines(names, run.inputs.transform) if names else None
+    seen = inputs.see(images)
+    outlines = read_outlines(names, inputs.transform)
     values: dict[str, PerMap] = {name: {} for name in (*CURVES, *TRUTH)}
     curves: dict[str, PerMap] = {name: {} for name in CURVES}
     shares = torch.empty(0)
     with ExitStack() as hooks:
         maps_of = Maps(run, task.inner.float(), task.on_layer.binding, hooks)
-        for numbers, arguments in run.inputs.batches(seen, run.settings.batch):
+        for numbers, arguments in inputs.batches(seen, run.settings.batch):
             maps = maps_of(arguments.to(run.fabric.device, torch.float32))
             truth = None if outlines is None else tuple(each[list(numbers)] for each in outlines)
             for name, scores in maps.scores.items():
