@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.text import Text
 from scipy import stats
 
 from atomsep.experiments.faithfulness import Judged
@@ -110,6 +111,7 @@ def test_the_figure_draws_the_curves(tmp_path: Path) -> None:
         "random order",
     ]
     assert truth.lines[0].get_xdata() == pytest.approx([0.8])
+    assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= 6
     write_results(tmp_path / "out", rows, points)
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {

@@ -97,6 +97,6 @@ def draw_truth(axes: Axes, rows: Sequence[Row], condition: Condition) -> None:
         axes.plot(values, [place] * len(values), "o", ms=3, color=colour, mew=0, alpha=0.8)
         axes.plot([sum(values) / len(values)] * 2, [place - 0.3, place + 0.3], color=colour, lw=1.2)
     axes.axvline(0.5, color=FAINT, lw=0.8, zorder=0)
-    axes.set_yticks(range(len(names)), names, fontsize=5.5)
+    axes.set_yticks(range(len(names)), names, fontsize=6)
     axes.invert_yaxis()
     axes.set_xlabel("AUC against the true outline")
