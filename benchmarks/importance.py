@@ -14,7 +14,6 @@ import csv
 import re
 import shutil
 from pathlib import Path
-from statistics import fmean
 
 from atomsep.report.faithful import Point, Row, markdown, over_seeds, read_csv
 from atomsep.report.faithful_page import POINTS, ROWS, draw, tables
@@ -29,7 +28,7 @@ MODELS = {
     "atom": "fine-tuned with atom modeling",
     "learned": "the same, with a learned charge",
 }
-SHOWN = 8
+SHOWN = 6
 """Words at each end of the scale."""
 
 
@@ -47,38 +46,46 @@ def read(topic: str) -> list[dict[str, str]]:
 def words() -> str:
     """Content words against function words, by model."""
     rows = read("words")
-    lines = [["model", "seeds", "content words", "function words", "difference", "AUC", "by seed"]]
+    columns = ["content words", "function words", "difference", "apart", "AUC by seed"]
+    lines = [["model", *columns, "frequency by seed"]]
     for kind, title in MODELS.items():
         own = [row for row in rows if row["model"] == kind]
         if not own:
             continue
-        means = [
-            over_seeds([float(row[name]) for row in own], [float("nan")])
-            for name in ("content", "function", "difference", "auc")
-        ]
-        seeds = ", ".join(f"{float(row['difference']):+.2f}" for row in own)
-        lines.append([title, str(len(own)), *map(str, means), seeds])
+        numbers = {
+            name: [float(row[name]) for row in own]
+            for name in ("content", "function", "difference", "auc", "frequency")
+        }
+        apart = [max(value, 1 - value) for value in numbers["auc"]]
+        shown = [numbers["content"], numbers["function"], numbers["difference"], apart]
+        cells = [str(over_seeds(values, [float("nan")])) for values in shown]
+        cells.append(", ".join(f"{value:.2f}" for value in numbers["auc"]))
+        cells.append(", ".join(f"{value:+.2f}" for value in numbers["frequency"]))
+        lines.append([title, *cells])
     counts = f"{rows[0]['content_words']} content and {rows[0]['function_words']} function words"
     return f"{markdown(lines)}\n\nOver {counts} in {rows[0]['verses']} verses.\n"
 
 
 def by_word() -> str:
-    """The most positive and the most negative words, by kind of model, as means over seeds."""
-    rows = read("words_by_word")
-    lines = [["model", "most positive", "most negative"]]
-    for kind in ("pretrained", "atom", "learned"):
-        own = [row for row in rows if row["model"] == kind]
-        if not own:
-            continue
-        means = {
-            word: fmean(float(row["mean"]) for row in own if row["word"] == word)
-            for word in dict.fromkeys(row["word"] for row in own)
-        }
-        order = sorted(means, key=lambda word: (-means[word], word))
+    """The most positive and the most negative words by model, function words in italics."""
+    lines = [["model", "seed", "most positive", "most negative"]]
+    models: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in read("words_by_word"):
+        if row["model"] != "plain":
+            models.setdefault((row["model"], row["seed"]), []).append(row)
+    for (kind, seed), own in sorted(
+        models.items(), key=lambda item: list(MODELS).index(item[0][0])
+    ):
+        order = sorted(own, key=lambda row: (-float(row["mean"]), row["word"]))
         ends = (order[:SHOWN], order[::-1][:SHOWN])
-        shown = (", ".join(f"{word} {means[word]:+.2f}" for word in end) for end in ends)
-        lines.append([MODELS[kind], *shown])
+        lines.append([MODELS[kind], seed, *(", ".join(map(shown_word, end)) for end in ends)])
     return markdown(lines) + "\n"
+
+
+def shown_word(row: dict[str, str]) -> str:
+    """A word with its mean charge, in italics if it is a function word."""
+    word = f"*{row['word']}*" if row["function"] == "1" else row["word"]
+    return f"{word} {float(row['mean']):+.2f}"
 
 
 TABLES = {"faithful": faithful, "words": words, "by_word": by_word}

@@ -14,6 +14,7 @@ from matplotlib.text import Text
 from scipy import stats
 
 from atomsep.experiments.faithfulness import Judged
+from atomsep.experiments.registry import find_experiment
 from atomsep.report.faithful import (
     Point,
     Row,
@@ -36,7 +37,7 @@ def measured(seed: int = 0) -> tuple[list[Row], list[Point]]:
         experiment="pets",
         method="atom",
         seed=seed,
-        settings=SimpleNamespace(weight=0.2),
+        settings=replace(find_experiment("pets").settings, weight=0.2, epochs=6, image=64),
         result={"tiny": False},
     )
     values = {
@@ -54,6 +55,7 @@ def test_rows_have_means_and_paired_differences_over_images() -> None:
     rows, points = measured()
     first = rows[0]
     assert (first.map, first.measure, first.images) == ("positive charge", "deletion", 3)
+    assert first.settings == "epochs=6 image=64"
     assert first.mean == pytest.approx(0.3)
     assert first.half == pytest.approx(1.96 * stats.sem(AREAS.numpy()), abs=1e-5)
     assert first.gain == pytest.approx(-0.2)
@@ -95,7 +97,9 @@ def test_bold_is_better_than_a_random_order_beyond_doubt() -> None:
     # A sign that differs between seeds is no finding, whatever the images of each say.
     mixed = [replace(r, gain=r.gain if r.seed else -r.gain) for r in three]
     assert "**" not in table(mixed, conditions(mixed)[0])[1][1]
-    assert "Pets, atom, weight 0.2, 3 seeds** (3 images per run)" in tables(three)
+    assert "Pets, atom, weight 0.2, 3 seeds** (3 images per run; `epochs=6 image=64`)" in tables(
+        three
+    )
 
 
 def test_the_figure_draws_the_curves(tmp_path: Path) -> None:

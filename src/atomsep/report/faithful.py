@@ -16,6 +16,7 @@ from torch import Tensor
 from atomsep.experiments.faithfulness import CURVES, TRUTH, Judged
 from atomsep.experiments.files import write_text
 from atomsep.experiments.maps import RANDOM
+from atomsep.experiments.registry import find_experiment
 from atomsep.experiments.trained import TrainedRun
 
 HEADINGS = {
@@ -35,6 +36,7 @@ class Row:
         experiment: name of the experiment.
         method: name of the method.
         weight: weight of its loss.
+        settings: other settings of the run that are not the experiment's defaults.
         seed: seed of the run.
         map: name of the map.
         measure: "deletion", "insertion", "auc" or "iou".
@@ -48,6 +50,7 @@ class Row:
     experiment: str
     method: str
     weight: float
+    settings: str
     seed: int
     map: str
     measure: str
@@ -65,6 +68,7 @@ class Point:
     experiment: str
     method: str
     weight: float
+    settings: str
     seed: int
     map: str
     curve: str
@@ -80,10 +84,22 @@ def of_images(values: Tensor) -> tuple[float, float]:
     return round(float(known.mean()), 5), round(half, 5)
 
 
+NOT_NAMED = ("weight", "method", "evaluate_every")
+"""Settings with a place of their own, or without influence on the model."""
+
+
+def changed_settings(run: TrainedRun) -> str:
+    """The settings of a run that are not its experiment's defaults."""
+    defaults = asdict(find_experiment(run.experiment).settings)
+    found = asdict(run.settings)
+    others = [name for name in found if found[name] != defaults.get(name)]
+    return " ".join(f"{name}={found[name]}" for name in others if name not in NOT_NAMED)
+
+
 def rows_of(run: TrainedRun, judged: Judged) -> tuple[list[Row], list[Point]]:
     """What was measured in a run, as rows."""
     name = run.experiment + ("-tiny" if run.result["tiny"] else "")
-    about = name, run.method, run.settings.weight or 0.0, run.seed
+    about = name, run.method, run.settings.weight or 0.0, changed_settings(run), run.seed
     rows = [
         Row(
             *(*about, name, measure, int((~values.isnan()).sum())),
@@ -146,18 +162,23 @@ def over_seeds(values: Sequence[float], halves: Sequence[float]) -> Mean:
     return Mean(fmean(values), quantile * stdev(values) / math.sqrt(len(values)))
 
 
-Condition = tuple[str, str, float]
-"""Experiment, method and weight."""
+Condition = tuple[str, str, float, str]
+"""Experiment, method, weight and other settings."""
 
 
 def conditions(rows: Iterable[Row | Point]) -> list[Condition]:
-    """The experiments, methods and weights that rows are of, in their order."""
-    return list(dict.fromkeys((row.experiment, row.method, row.weight) for row in rows))
+    """The experiments, methods and settings that rows are of, in their order."""
+    return list(dict.fromkeys(map(condition_of, rows)))
+
+
+def condition_of(row: Row | Point) -> Condition:
+    """What a row is of, whatever the seed."""
+    return row.experiment, row.method, row.weight, row.settings
 
 
 def of_condition(rows: Iterable[Any], condition: Condition) -> list[Any]:
-    """The rows of an experiment, method and weight."""
-    return [row for row in rows if (row.experiment, row.method, row.weight) == condition]
+    """The rows of an experiment with a method and settings."""
+    return [row for row in rows if condition_of(row) == condition]
 
 
 def table(rows: Sequence[Row], condition: Condition) -> list[list[str]]:
@@ -201,7 +222,7 @@ def title_of(rows: Sequence[Any], condition: Condition, titles: Mapping[str, str
         condition: which of them.
         titles: the experiments' names in tables.
     """
-    experiment, method, weight = condition
+    experiment, method, weight, _ = condition
     seeds = sorted({row.seed for row in of_condition(rows, condition)})
     count = "1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
     how = "cross-entropy alone" if method == "plain" else f"{method}, weight {weight:g}"

@@ -9,7 +9,16 @@ from rich.table import Table
 
 from atomsep.experiments.files import replacing, write_text, writing
 from atomsep.experiments.registry import EXPERIMENTS
-from atomsep.report.faithful import Point, Row, conditions, markdown, table, title_of, write_csv
+from atomsep.report.faithful import (
+    Point,
+    Row,
+    conditions,
+    markdown,
+    of_condition,
+    table,
+    title_of,
+    write_csv,
+)
 from atomsep.report.faithful_figure import faithful_figure
 
 ROWS, POINTS, PAGE, FIGURE = "faithful.csv", "faithful_curves.csv", "faithful.md", "faithful"
@@ -32,8 +41,10 @@ def tables(rows: Sequence[Row]) -> str:
     """A table per experiment and method, in Markdown."""
     parts = []
     for condition in conditions(rows):
-        images = max(row.images for row in rows)
-        head = f"**{title_of(rows, condition, titles())}** ({images} images per run)"
+        images = max(row.images for row in of_condition(rows, condition))
+        settings = f"; `{condition[-1]}`" if condition[-1] else ""
+        title = title_of(rows, condition, titles())
+        head = f"**{title}** ({images} images per run{settings})"
         parts.append(f"{head}\n\n{markdown(table(rows, condition))}\n")
     return "\n".join(parts)
 
