@@ -12,8 +12,9 @@ class Average:
     r"""A copy of a model that follows its training: $a \leftarrow d a + (1 - d) w$ at each step.
 
     In the first steps d is smaller, (1 + t) / (10 + t), so that the untrained weights are soon
-    forgotten. Buffers that belong to the model's state are copied. Make it before hooks are put on the model: the copy is only a
-    place for the weights, and `torch.func.functional_call` runs the model with them.
+    forgotten. Buffers that belong to the model's state are copied. Make it before hooks are put on
+    the model: the copy is only a place for the weights, and `torch.func.functional_call` runs the
+    model with them.
 
     Args:
         model: the model that is trained.

@@ -1,8 +1,8 @@
 """The training images of the GANs: read once, resized as in the example, kept as bytes.
 
-Every image is brought to 64 px, or the side that is set, as in the example (Pillow's bilinear resize of the shorter side,
-then the centre). Those of public data sets are kept in `data/cache`, for all runs. A step then
-indexes one tensor on the training device, and needs no loading processes.
+Every image is brought to 64 px, or to the side that is set, as in the example (Pillow's bilinear
+resize of the shorter side, then the centre). Those of public data sets are kept in `data/cache`,
+for all runs. A step then indexes one tensor on the training device, and needs no loading processes.
 """
 
 from __future__ import annotations
@@ -182,9 +182,7 @@ def digits(channels: int, side: int = SIDE) -> Pictures:
     return Pictures(resize(pixels, channels, side), torch.from_numpy(labels.astype(np.int64)))
 
 
-def folder(
-    path: Path, channels: int, skip_unreadable: bool = False, side: int = SIDE
-) -> Pictures:
+def folder(path: Path, channels: int, skip_unreadable: bool = False, side: int = SIDE) -> Pictures:
     """All images under a folder; if all are in subfolders, those are their classes.
 
     Args:
@@ -239,7 +237,7 @@ def _classes(root: Path, files: list[Path]) -> Tensor | None:
 
 
 def resize(pixels: Iterable[Any], channels: int, side: int = SIDE) -> Tensor:
-    """Images `(n, channels, side, side)` from arrays `(height, width)` or `(height, width, 3)` of bytes."""
+    """Images `(n, channels, side, side)` from arrays `(height, width[, 3])` of bytes."""
     from PIL import Image
 
     return torch.stack([_resized(Image.fromarray(array), channels, side) for array in pixels])

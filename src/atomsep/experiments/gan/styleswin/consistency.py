@@ -22,7 +22,7 @@ def augment(images: Tensor) -> Tensor:
         torch.Size([2, 3, 64, 64])
     """
     flipped = torch.where(_uniform(images, 0, 1) < 0.5, images.flip(3), images)
-    return cut_out(translate(colour(flipped)))
+    return cut_out(colour(translate(flipped)))
 
 
 def colour(images: Tensor) -> Tensor:

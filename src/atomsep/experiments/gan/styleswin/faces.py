@@ -11,7 +11,6 @@ One thing differs from the authors' training: both networks use the same fakes i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -99,7 +98,9 @@ class Faces(Gan):
         fake = self.generator(noise)
 
         self.discriminator_optimiser.zero_grad()
-        judged = [self._judge(images, label) for images, label in ((real, 1.0), (fake.detach(), 0.0))]
+        judged = [
+            self._judge(images, label) for images, label in ((real, 1.0), (fake.detach(), 0.0))
+        ]
         self.fabric.clip_gradients(
             self.discriminator,
             self.discriminator_optimiser,
@@ -115,7 +116,10 @@ class Faces(Gan):
         if self.average is not None:
             self.average.update()
 
-        losses = {"discriminator": judged[0][0] + judged[1][0], "generator": generator_loss.detach()}
+        losses = {
+            "discriminator": judged[0][0] + judged[1][0],
+            "generator": generator_loss.detach(),
+        }
         if self.settings.consistency:
             losses["consistency"] = judged[0][1] + judged[1][1]
         return {**losses, **method}
