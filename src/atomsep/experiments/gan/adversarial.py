@@ -144,7 +144,8 @@ class Gan(Task):
         Returns:
             Losses of both networks, the penalty "r1" and the method's loss, where there are such.
         """
-        real, noise = self.inputs(batch)
+        real = self.enter(batch)
+        noise = self.draw(len(real))
         self.discriminator_optimiser.zero_grad()
         real_loss, penalty = self._judge_real(real)
         self.fabric.backward(sum(penalty.values(), real_loss))
@@ -163,13 +164,16 @@ class Gan(Task):
         losses = {"discriminator": real_loss + fake_loss, "generator": generator_loss, **penalty}
         return {**{name: loss.detach() for name, loss in losses.items()}, **method}
 
-    def inputs(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """Real images in [-1, 1], and as much noise, `(M, z, 1, 1)`."""
-        real = normalise(batch).to(next(self.inner.parameters()).dtype)
+    def enter(self, batch: Tensor) -> Tensor:
+        """Images as bytes in [-1, 1], in the type of the networks."""
+        return normalise(batch).to(next(self.inner.parameters()).dtype)
+
+    def draw(self, count: int) -> Tensor:
+        """The noise of a step, `(count, z, 1, 1)`."""
         # Every process draws the noise of all and takes its own part, so that no two are equal.
         rank, world = self.shard.rank, self.shard.world
-        shape = (len(real) * world, self.settings.z, 1, 1)
-        return real, torch.randn(shape, device=real.device)[rank::world]
+        shape = (count * world, self.settings.z, 1, 1)
+        return torch.randn(shape, device=self.fabric.device)[rank::world]
 
     def _judge_real(self, real: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The discriminator's loss of real images, and the penalty of its gradient if it is set."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from atomsep.experiments.gan.styleswin.sizes import features_at
-from atomsep.experiments.settings import Settings, setting
+from atomsep.experiments.settings import LAYOUTS, Settings, setting
 from atomsep.experiments.task import Experiment, deferred
 from atomsep.methods.registry import ATOM_MODELING, OfferedMethods
 
@@ -146,6 +146,9 @@ class FacesSettings(GanSettings):
     )
     size: int = setting(256, "height and width of the images", choices=(64, 128, 256))
     layer: str = setting("hidden", "layer of the generator that the method acts on")
+    layout: str = setting(
+        "channels_last", "position of the tokens in the layer's output", choices=LAYOUTS
+    )
     width: int = setting(512, "features of the generator at up to 32 px", low=8)
     discriminator_width: int = setting(
         0, "features of the discriminator at up to 32 px; 0: as width", low=0

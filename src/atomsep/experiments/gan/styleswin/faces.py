@@ -82,10 +82,9 @@ class Faces(Gan):
 
     def compute_penalty(self, batch: Tensor) -> Mapping[str, Tensor]:
         """A step of the discriminator on R1 alone; the mean over all steps is R1 itself."""
-        real, _ = self.inputs(batch)
         self.discriminator_optimiser.zero_grad()
         with self.fabric.autocast():  # a method other than forward may not have it
-            _, gradient = self.discriminator.with_gradient(real)
+            _, gradient = self.discriminator.with_gradient(self.enter(batch))
         factor = self.settings.r1 / 2 * self.settings.r1_every
         penalty = factor * gradient.square().flatten(1).sum(1).mean()
         self.fabric.backward(penalty)
@@ -94,8 +93,8 @@ class Faces(Gan):
 
     def compute(self, batch: Tensor) -> Mapping[str, Tensor]:
         """All work of a step but R1, on the device alone; see `Gan.compute`."""
-        real, noise = self.inputs(batch)
-        fake = self.generator(noise)
+        real = self.enter(batch)
+        fake = self.generator(self.draw(len(real)))
 
         self.discriminator_optimiser.zero_grad()
         judged = [

@@ -13,6 +13,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import interpolate
 
 from atomsep.experiments.gan.styleswin.attention import WindowAttention
@@ -20,6 +21,9 @@ from atomsep.experiments.gan.styleswin.colours import Colours
 from atomsep.experiments.gan.styleswin.filters import Double
 from atomsep.experiments.gan.styleswin.sizes import LOWEST, features_at, heads_of, sides_up_to
 from atomsep.experiments.gan.styleswin.style import StyleNorm, mapping
+
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Ways to compute attention: all but cuDNN's, which has no gradient by the bias."""
 
 WINDOW = 8
 """Height and width of a window, where the image is as large."""
@@ -65,8 +69,13 @@ class Generator(nn.Module):
     def forward(self, noise: Tensor) -> Tensor:
         """Images of a batch of noise."""
         with torch.autocast(noise.device.type, enabled=False):  # a style is small, and acts often
-            style = self.style(noise.flatten(1))
-        x, rgb = self.input(len(noise)), None
+            style = self.style(noise.flatten(1).to(self.input.input))
+        with sdpa_kernel(BACKENDS):
+            return self.colours.leave(self.draw(style))
+
+    def draw(self, style: Tensor) -> Tensor:
+        """Images of styles `(M, z)`, in normalised colours."""
+        x, rgb = self.input(len(style)), None
         for layer, to_rgb in zip(self.layers, self.to_rgbs, strict=True):
             for block in layer.blocks:
                 x = block(x, style)
@@ -75,7 +84,8 @@ class Generator(nn.Module):
             if layer.upsample is not None:
                 x = layer.upsample(x)
             rgb = to_rgb(x, rgb)
-        return self.colours.leave(rgb)
+        assert rgb is not None  # there are layers
+        return rgb
 
 
 class Constant(nn.Module):

@@ -59,7 +59,7 @@ class StyleNorm(nn.Module):
 
     def forward(self, x: Tensor, style: Tensor) -> Tensor:
         """From tokens `(M, H, W, C)` to the same."""
-        scale, shift = self.style(style)[:, None, None].chunk(2, -1)
+        scale, shift = self.style(style).to(x.dtype)[:, None, None].chunk(2, -1)
         variance, mean = torch.var_mean(x, (1, 2), correction=0, keepdim=True)
         return torch.addcmul(shift, x - mean, scale * torch.rsqrt(variance + 1e-5))
 
