@@ -225,7 +225,7 @@ STACKED = replace(
 FACES = replace(
     MNIST,
     name="faces-gan",
-    title="CelebA-HQ 256, StyleSwin",
+    title="Faces, StyleSwin",
     summary="StyleSwin on faces, or any folder of images (--data FOLDER)",
     settings=FacesSettings(),
     tiny={
