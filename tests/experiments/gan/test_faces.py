@@ -76,9 +76,10 @@ def by_hand(task: Faces, steps: int, criterion: AtomLoss | None) -> tuple[Any, A
         real = ((batch.float() / 255 - 0.5) / 0.5).double()
         if step % 2 == 0:
             seen = discriminator.colours.enter(real).requires_grad_()
-            [slope] = torch.autograd.grad(discriminator.judge(seen).sum(), seen, create_graph=True)
+            logits = discriminator.judge(seen)
+            [slope] = torch.autograd.grad(logits.sum(), seen, create_graph=True)
             for_discriminator.zero_grad()
-            (5 / 2 * 2 * slope.square().sum((1, 2, 3)).mean()).backward()
+            (5 / 2 * 2 * slope.square().sum((1, 2, 3)).mean() + 0 * logits.sum()).backward()
             for_discriminator.step()
         fake = generator(torch.randn(len(real), 8, 1, 1))
         loss: Any = 0

@@ -84,10 +84,11 @@ class Faces(Gan):
         """A step of the discriminator on R1 alone; the mean over all steps is R1 itself."""
         self.discriminator_optimiser.zero_grad()
         with self.fabric.autocast():  # a method other than forward may not have it
-            _, gradient = self.discriminator.with_gradient(self.enter(batch))
+            logits, gradient = self.discriminator.with_gradient(self.enter(batch))
         factor = self.settings.r1 / 2 * self.settings.r1_every
         penalty = factor * gradient.square().flatten(1).sum(1).mean()
-        self.fabric.backward(penalty)
+        # The last bias changes no gradient, but data-parallel processes wait for every weight.
+        self.fabric.backward(penalty + 0 * logits.sum())
         self.discriminator_optimiser.step()
         return {"r1": penalty.detach()}
 
