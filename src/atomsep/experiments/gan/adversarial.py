@@ -136,7 +136,8 @@ class Gan(Task):
 
     def steps_done(self, progress: float) -> int:
         """The number of steps before the one that starts at this share of the training."""
-        return round(progress * self.settings.epochs * self.steps)
+        done: int = round(progress * self.settings.epochs * self.steps)
+        return done
 
     def compute(self, batch: Tensor) -> Mapping[str, Tensor]:
         """All work of a step, on the device alone: the host waits for nothing and decides nothing.

@@ -75,14 +75,10 @@ class Generator(nn.Module):
 
     def draw(self, style: Tensor) -> Tensor:
         """Images of styles `(M, z)`, in normalised colours."""
-        x, rgb = self.input(len(style)), None
+        x: Tensor = self.input(len(style))
+        rgb: Tensor | None = None
         for layer, to_rgb in zip(self.layers, self.to_rgbs, strict=True):
-            for block in layer.blocks:
-                x = block(x, style)
-            if layer is self.layers[-2]:
-                x = self.hidden(x)
-            if layer.upsample is not None:
-                x = layer.upsample(x)
+            x = layer(x, style, self.hidden if layer is self.layers[-2] else None)
             rgb = to_rgb(x, rgb)
         assert rgb is not None  # there are layers
         return rgb
@@ -114,6 +110,20 @@ class Layer(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(Block(side, features, z) for _ in range(2))
         self.upsample = None if above is None else Upsample(2 * side, features, above)
+
+    def forward(self, x: Tensor, style: Tensor, hidden: nn.Module | None) -> Tensor:
+        """From `(M, side, side, features)` to `(M, 2 side, 2 side, above)`.
+
+        Args:
+            x: tokens.
+            style: styles `(M, z)`.
+            hidden: passes on the tokens before they are upsampled.
+        """
+        for block in self.blocks:
+            x = block(x, style)
+        if hidden is not None:
+            x = hidden(x)
+        return x if self.upsample is None else self.upsample(x)
 
 
 class Block(nn.Module):
