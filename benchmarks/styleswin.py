@@ -57,36 +57,48 @@ def turn(task: Faces) -> float:
     return 1e3 * (time.perf_counter() - start) / task.steps
 
 
-def peak_gb(method: str, settings: FacesSettings) -> float:
-    """Most memory that a turn of one task takes; 0 on a CPU."""
-    if not torch.cuda.is_available():
-        return 0.0
-    task = make_task(method, settings)
-    torch.cuda.reset_peak_memory_stats()
-    turn(task)
-    found = torch.cuda.max_memory_allocated() / 1e9
-    del task
+def fits(settings: FacesSettings) -> bool:
+    """Whether the GPU has memory for a step of each task, penalty included, beside the others."""
+    try:
+        measure(change(settings, ["r1_every=1"]), turns=0)
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        _clear()
+    return True
+
+
+def measure(settings: FacesSettings, turns: int) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Milliseconds per step in each turn, and the peak memory of each task alone, in GB."""
     _clear()
-    return found
+    tasks, own = {}, {}
+    for name, method in CONTENDERS.items():
+        before = _allocated()
+        tasks[name] = make_task(method, settings)
+        own[name] = _allocated() - before
+    taken: dict[str, list[float]] = {name: [] for name in tasks}
+    peaks = {}
+    for number in range(turns + 1):
+        for name, task in tasks.items():
+            others = _allocated() - own[name]
+            milliseconds = turn(task)
+            if number:
+                taken[name].append(milliseconds)
+            else:  # warms up
+                peaks[name] = (_peak() - others) / 1e9
+    return taken, peaks
 
 
-def largest_batch(settings: FacesSettings) -> int:
-    """The largest batch for which all three tasks have memory, one at a time."""
-    for batch in BATCHES:
-        tasks = []
-        try:
-            given = change(settings, [f"batch={batch}", "r1_every=1"])
-            for method in CONTENDERS.values():
-                tasks.append(make_task(method, given))
-                turn(tasks[-1])
-        except torch.OutOfMemoryError:
-            continue
-        else:
-            return batch
-        finally:
-            tasks.clear()
-            _clear()
-    raise SystemExit(f"a batch of {BATCHES[-1]} does not fit")
+def _allocated() -> int:
+    """Bytes in use on the GPU; the count of the peak starts again."""
+    if not torch.cuda.is_available():
+        return 0
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def _peak() -> int:
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
 
 
 def _wait() -> None:
@@ -111,16 +123,10 @@ def main() -> None:
     arguments = parser.parse_args()
     chosen = ["weight=1", f"precision={arguments.precision}", *arguments.set]
     settings = change(FacesSettings(), chosen)
-    batch = arguments.batch or largest_batch(settings)
-    settings = change(settings, [f"batch={batch}"])
-    peaks = {name: peak_gb(method, settings) for name, method in CONTENDERS.items()}
-    tasks = {name: make_task(method, settings) for name, method in CONTENDERS.items()}
-    taken: dict[str, list[float]] = {name: [] for name in tasks}
-    for number in range(arguments.turns + 1):
-        for name, task in tasks.items():
-            milliseconds = turn(task)
-            if number:  # the first warms up
-                taken[name].append(milliseconds)
+    sizes = [arguments.batch] if arguments.batch else BATCHES
+    candidates = (change(settings, [f"batch={size}"]) for size in sizes)
+    settings = next(each for each in candidates if arguments.batch or fits(each))
+    taken, peaks = measure(settings, arguments.turns)
     plain = statistics.median(taken["without"])
     rows: list[dict[str, object]] = []
     for name, times in taken.items():
@@ -130,10 +136,10 @@ def main() -> None:
                 "step": name,
                 "size": settings.size,
                 "width": settings.width,
-                "batch": batch,
+                "batch": settings.batch,
                 "precision": settings.precision,
                 "ms": round(median, 3),
-                "images_per_second": round(1e3 * batch / median, 1),
+                "images_per_second": round(1e3 * settings.batch / median, 1),
                 "overhead_percent": round(100 * (median / plain - 1), 2),
                 "peak_gb": round(peaks[name], 3),
             }
