@@ -35,7 +35,10 @@ SLOW = {
     *(f"experiments/test_{name}.py" for name in ("cache", "full_disk", "graphs", "kills")),
     *(f"experiments/test_{name}.py" for name in ("own_experiments", "runs", "trained", "training")),
     *("cli/test_explain.py", "experiments/test_atoms_file.py", "experiments/test_recording.py"),
-    *(f"experiments/gan/test_{name}.py" for name in ("evaluation", "fidelity", "gan", "stacked")),
+    *(
+        f"experiments/gan/test_{name}.py"
+        for name in ("evaluation", "faces", "fidelity", "gan", "stacked")
+    ),
     *("core/test_distributed.py", "core/test_rank_agreement.py"),
     *("experiments/images/test_images.py", "experiments/text/test_text.py"),
     *("experiments/sweeps/test_search.py", "experiments/sweeps/test_sweep.py"),
