@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -205,18 +206,35 @@ def test_sampled_pairs_are_drawn_from_all_samples(four: Ranks) -> None:
         assert draws == 1
 
 
+def parallelised(model: nn.Module, kind: str, rank: int, size: int) -> Any:
+    """The model as a library for data-parallel training wraps it, in the group that exists."""
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    if kind == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        return fully_shard(model)
+    # As torchrun tells them.
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
+    os.environ.update(LOCAL_WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    if kind == "fabric":
+        from lightning.fabric import Fabric
+
+        fabric = Fabric(accelerator="cpu", devices=size, strategy="ddp")
+        fabric.launch()
+        return fabric.setup(model)
+    from accelerate import Accelerator
+
+    return Accelerator(cpu=True).prepare(model)
+
+
 def wrapped(rank: int, kind: str) -> Any:
     """Ten steps of a data-parallel model; returns its last weights and those of one process."""
     sizes = (3, 1, 2, 4)
     model, attachments = make({"dtype": torch.float32})
-    parallel: Any
-    if kind == "ddp":
-        parallel = DistributedDataParallel(model)
-    else:
-        from torch.distributed.fsdp import fully_shard
-
-        parallel = fully_shard(model)
+    parallel = parallelised(model, kind, rank, len(sizes))
     alone, theirs = make({"dtype": torch.float32}, group=None)
+    assert parallel is not model or kind == "fsdp"
     optimisers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (parallel, alone)]
     for step in range(10):
         x, _ = batch(sum(sizes), torch.float32, step)
@@ -235,7 +253,7 @@ def wrapped(rank: int, kind: str) -> Any:
     return found.detach().clone(), alone.second.weight.detach().clone()
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fabric", "accelerate"])
 def test_data_parallel_training_equals_one_process(four: Ranks, kind: str) -> None:
     if kind == "fsdp" and torch.__version__ < "2.7":
         pytest.skip("fully_shard fails on the CPU in PyTorch 2.6")
