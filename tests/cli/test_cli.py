@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 
 from atomsep.cli.arguments import chosen_methods, chosen_seeds

@@ -13,7 +13,8 @@ from ranks import Ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from atomsep import AtomLoss, attach
+from atomsep import AtomLoss, attach, use_kernels
+from atomsep.core import kernels
 from atomsep.core.layout import Layout
 from atomsep.functional import coulomb
 
@@ -51,7 +52,8 @@ def on_ranks(rank: int, sizes: tuple[int, ...], case: dict[str, Any]) -> Any:
     wholes = [batch(sum(sizes), dtype, seed) for seed in range(steps)]
     parts = [(x.split(sizes)[rank], mask.split(sizes)[rank]) for x, mask in wholes]
     model, attachments = make(case, group=group)
-    values = train(case, model, attachments, parts)
+    with use_kernels(case.get("kernels", "torch")):
+        values = train(case, model, attachments, parts)
     for parameter in model.parameters():
         if parameter.grad is not None:  # as data-parallel training does; not for the maps
             dist.all_reduce(parameter.grad, group=None if group == "world" else group)
@@ -94,6 +96,11 @@ CASES: dict[str, dict[str, Any]] = {
     "compiled": {"compiled": True},
     "checkpointed": {"checkpointed": True},
 }
+IN_FLOAT32: dict[str, tuple[dict[str, Any], float]] = {
+    "float32": ({"dtype": torch.float32}, 2e-5),
+    "autocast": ({"dtype": torch.float32, "autocast": True}, 2e-2),
+    "kernels": ({"dtype": torch.float32, "kernels": "triton"}, 2e-5),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -102,12 +109,12 @@ def test_it_is_in_every_regime(four: Ranks, name: str, sizes: tuple[int, ...]) -
     check(four.run(on_ranks, sizes, CASES[name]), 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("case", "tolerance"),
-    [({"dtype": torch.float32}, 2e-5), ({"dtype": torch.float32, "autocast": True}, 2e-2)],
-    ids=["float32", "autocast"],
-)
-def test_it_is_in_lower_precision(four: Ranks, case: dict[str, Any], tolerance: float) -> None:
+@pytest.mark.parametrize("name", IN_FLOAT32)
+def test_it_is_in_lower_precision(four: Ranks, name: str) -> None:
+    """The kernels run in Triton's interpreter."""
+    if name == "kernels" and not (kernels._FOUND and kernels._INTERPRETED):
+        pytest.skip("the kernels read tensors on the CPU only in Triton's interpreter")
+    case, tolerance = IN_FLOAT32[name]
     check(four.run(on_ranks, (5, 1, 7), case), tolerance)
 
 
@@ -172,9 +179,8 @@ def test_sampled_pairs_are_drawn_from_all_samples(four: Ranks) -> None:
     answers = four.run(drawing, sizes)
     model, [attachment] = make({"losses": [{"pairs": "sampled", "seed": 5}]})
     samples = sum(sizes)
-    capacity = 2 * max(sizes)
     draw = torch.rand(
-        *(2, len(sizes) * capacity),
+        *(2, len(sizes) * max(sizes)),
         generator=attachment.criterion._generator(torch.device("cpu")),
         dtype=torch.float64,
     )[:, :samples].tolist()

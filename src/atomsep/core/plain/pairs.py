@@ -50,17 +50,7 @@ def pair_loss_of_rows(
     absent: Tensor,
     samples: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """What some samples contribute to the loss of all, and the loss's gradient by their rows.
-
-    Args:
-        table: statistics of all samples, and rows that stand for nobody.
-        count: number of real tokens, one per row.
-        terms: norm, softening, scale and the weights of energy and constraints.
-        weight: factor of the loss.
-        own: the samples.
-        absent: true on rows that stand for nobody.
-        samples: how many rows stand for somebody, a scalar.
-    """
+    """See `atomsep.core.backend.RowsBackend`."""
     statistics, mine = Statistics(table, count), Statistics(table[own], count[own])
     loss = (constraint_terms(mine, terms) / samples).sum()
     energies, slopes = [loss.new_zeros(())], []
