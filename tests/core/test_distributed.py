@@ -268,6 +268,41 @@ def test_data_parallel_training_equals_one_process(four: Ranks, kind: str) -> No
         torch.testing.assert_close(*answer, rtol=1e-4, atol=1e-6)
 
 
+def reading(rank: int, sizes: tuple[int, ...]) -> Any:
+    """What rank 1 alone reads after the loss, before it, and in evaluation; one process's too."""
+    model, [attachment] = make({})
+    alone, [theirs] = make({}, group=None)
+    x, _ = batch(sum(sizes), torch.float64)
+    part = x.split(sizes)[rank]
+    model(part)
+    before = attachment.stats if rank == 1 else {}
+    attachment.loss()
+    if rank != 1:
+        return None
+    after = attachment.stats
+    alone(x)
+    theirs.loss()
+    whole = theirs.stats
+    alone(part)
+    own = theirs.stats
+    alone.eval()(x)
+    model.eval()(x)
+    return before, own, after, whole, attachment.stats, theirs.stats
+
+
+def test_stats_are_those_of_all_samples_after_the_loss(four: Ranks) -> None:
+    """No rank waits for another to read them."""
+    answer = four.run(reading, (3, 2, 0, 6))[1]
+    assert not isinstance(answer, str), answer
+    before, own, after, whole, seen, alone = answer
+    assert before == pytest.approx(own, rel=1e-12)
+    assert after.pop("position_share") == pytest.approx(own["position_share"], rel=1e-12)
+    assert whole.pop("position_share") != pytest.approx(own["position_share"], rel=0.01)
+    assert after == pytest.approx(whole, rel=1e-12)
+    assert after["energy"] != pytest.approx(own["energy"], rel=0.01)
+    assert seen == pytest.approx(alone, rel=1e-12)
+
+
 def within(rank: int) -> float:
     model, [attachment] = make({}, group=None)
     x, _ = batch(3, torch.float64, rank)

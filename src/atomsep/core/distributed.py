@@ -39,6 +39,9 @@ class Ranks:
 
     Args:
         group: a `torch.distributed` process group, "world" for all ranks, or None for this one.
+
+    Attributes:
+        gathered: what was exchanged last; rows with a count of 0 stand for nobody.
     """
 
     def __init__(self, group: Any) -> None:
@@ -47,6 +50,7 @@ class Ranks:
                 f'group must be "world", None or a torch.distributed process group, not {group!r}'
             )
         self.group = group
+        self.gathered: Statistics | None = None
         self.links: dict[tuple[Any, ...], Link] = {}
 
     def __deepcopy__(self, memo: Any) -> Ranks:
@@ -79,7 +83,7 @@ class Ranks:
         about |= {"features": width - FIELDS, "dtype": str(statistics.table.dtype)}
         key = tuple(about.values())
         if key not in self.links:
-            self.links[key] = Link(self._handle, about, samples, statistics.table.device)
+            self.links[key] = Link(self, about, samples, statistics.table.device)
         return self.links[key]
 
     def average_gradients(self, parameters: Iterable[Tensor]) -> None:
@@ -123,11 +127,11 @@ class Link:
 
     The first exchange makes sure that all ranks mean the same loss, and agrees on the height of the
     blocks: the largest number of samples that a rank has then. Where a rank has more later, the CPU
-    exchanges higher blocks. A GPU cannot be asked without waiting for it, so there the blocks have a
-    quarter more from the start.
+    exchanges higher blocks. A GPU cannot be asked without waiting for it, so there the blocks are a
+    quarter higher from the start.
 
     Args:
-        group: the process group; None for all ranks.
+        ranks: the processes.
         about: what must be equal on all ranks, by name.
         samples: how many samples this rank has.
         device: where the statistics are.
@@ -137,9 +141,9 @@ class Link:
     """
 
     def __init__(
-        self, group: Any, about: dict[str, Any], samples: int, device: torch.device
+        self, ranks: Ranks, about: dict[str, Any], samples: int, device: torch.device
     ) -> None:
-        self.group = group
+        self.ranks, self.group = ranks, ranks._handle
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         largest = max(1, *_exchange(self.group, about, samples))
         self.capacity = largest if device.type == "cpu" else largest + -(-largest // 4)
@@ -171,6 +175,7 @@ class Link:
         rows = blocks[:, 1:].flatten(0, 1)
         place = torch.arange(self.capacity, device=table.device)
         absent = (place >= sizes.unsqueeze(1)).flatten()
+        self.ranks.gathered = Statistics(rows[:, :width], rows[:, width])
         # A count of 1 keeps means over the tokens of nobody finite.
         counts = rows[:, width].masked_fill(absent, 1)
         start = self.rank * self.capacity

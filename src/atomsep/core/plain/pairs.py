@@ -97,12 +97,14 @@ def _gradient(
 
 def mean_energy(statistics: Statistics, terms: Terms) -> Tensor:
     """Mean energy over all pairs; 0 for a single sample. Not differentiable."""
-    return _mean(statistics, (rows.energy().sum() for rows in row_blocks(statistics, terms)))
+    blocks = row_blocks(statistics, terms, slopes=False)
+    return _mean(statistics, (rows.energy().sum() for rows in blocks))
 
 
 def mean_distance(statistics: Statistics, terms: Terms) -> Tensor:
     """Mean distance of nuclei over all pairs, unsoftened; 0 for a single sample."""
-    return _mean(statistics, (rows.raw.sum() for rows in row_blocks(statistics, terms)))
+    blocks = row_blocks(statistics, terms, slopes=False)
+    return _mean(statistics, (rows.raw.sum() for rows in blocks))
 
 
 def _mean(statistics: Statistics, sums: Iterable[Tensor]) -> Tensor:
@@ -116,13 +118,22 @@ BLOCK = 1 << 22
 
 
 def row_blocks(
-    statistics: Statistics, terms: Terms, own: slice | None = None, absent: Tensor | None = None
+    statistics: Statistics,
+    terms: Terms,
+    own: slice | None = None,
+    absent: Tensor | None = None,
+    *,
+    slopes: bool = True,
 ) -> Iterator[_Rows]:
-    """Blocks of rows of the matrix of pairs: of all, or of some samples with all that are there."""
+    """Blocks of rows of the matrix of pairs: of all, or of some samples with all that are there.
+
+    Without `slopes` nobody asks them for a gradient.
+    """
     samples, features = statistics.nucleus.shape
     first, last = (0, samples) if own is None else (own.start, own.stop)
     # On a GPU the gradient of torch.cdist takes memory for all features of all pairs.
-    each = samples if statistics.nucleus.device.type == "cpu" else samples * features
+    wide = slopes and statistics.nucleus.device.type != "cpu"
+    each = samples * features if wide else samples
     step = max(1, BLOCK // max(each, 1))
     for start in range(first, last, step):
         yield _Rows(statistics, terms, slice(start, min(start + step, last)), absent)
