@@ -22,6 +22,9 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 UNEVEN = "batch=83"
 """256 samples: three batches, which two processes share as 42 and 41, and a rest, as 4 and 3."""
 
+OF_ONE_PROCESS = ("seconds", "position_share", "metrics")
+"""What is not the same on a line: the second is that of the first process, the last rounds."""
+
 
 @pytest.mark.parametrize("launcher", [[], TORCHRUN], ids=["atomsep", "torchrun"])
 def test_two_processes_train_the_model_that_one_trains(tmp_path: Path, launcher: list[str]) -> None:
@@ -41,5 +44,7 @@ def test_two_processes_train_the_model_that_one_trains(tmp_path: Path, launcher:
     assert result["metrics"] == pytest.approx(expected["metrics"], abs=0.005)
     lines = zip(read_metrics(one.folder), read_metrics(two.folder), strict=True)
     for of_one, of_two in lines:
-        for name in ("cross-entropy", "method", "energy", "distance", "protons", "charge_square"):
-            assert of_two[name] == pytest.approx(of_one[name], rel=1e-3)
+        for name, value in of_one.items():
+            if name not in OF_ONE_PROCESS:
+                assert of_two[name] == pytest.approx(value, rel=1e-3), name
+    assert result["strength_at_start"] == pytest.approx(expected["strength_at_start"], rel=1e-4)
