@@ -3,7 +3,8 @@
 Steady training steps are profiled, with pairs within the rank and over all ranks. One rank on a GPU
 over NCCL goes through the same exchange as several; two ranks on one GPU are tried too, which NCCL
 may refuse. Synchronising calls per step are counted, by the names that the profiler gives them.
-Without a GPU, gloo runs the same at a toy size.
+The rows of one rank are timed too, by the kernels and by plain PyTorch. Without a GPU, gloo runs
+the same at a toy size. Writes `results/ranks_trace.csv` and, on a GPU, `results/ranks_rows.csv`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from atomsep import AtomLoss, attach
+from atomsep.core import kernels, plain
 from atomsep.core.distributed import Ranks
+from atomsep.core.statistics import Terms
 from benchmarks import record
 
 WAITS = {
@@ -104,7 +108,8 @@ def work(rank: int, size: int, store: str, answers: Any) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
         torch.set_num_threads(1)
     kind = "nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(kind, init_method=store, rank=rank, world_size=size)
+    patience = timedelta(seconds=120)
+    dist.init_process_group(kind, init_method=store, rank=rank, world_size=size, timeout=patience)
     mine: dict[str, Any] = {}
     profile(rank, mine)
     if rank == 0:
@@ -112,8 +117,31 @@ def work(rank: int, size: int, store: str, answers: Any) -> None:
     dist.destroy_process_group()
 
 
+def time_rows() -> list[dict[str, object]]:
+    """Milliseconds of the loss and its gradient for some samples of many, of 255 features."""
+    terms, rows = Terms(2, 1e-2, "mean", 1.0, 1.0), []
+    for samples, own in ((2048, 256), (16_384, 256), (16_384, 2048)):
+        table = torch.rand(samples, 5 + 255, device="cuda")
+        count = torch.full((samples,), 64.0, device="cuda")
+        absent = torch.zeros(samples, dtype=torch.bool, device="cuda")
+        given = table, count, terms, 1.0, slice(0, own), absent, torch.tensor(float(samples)).cuda()
+        row: dict[str, object] = {"samples": samples, "rows": own}
+        for name, backend in {"kernels": kernels, "plain": plain}.items():
+
+            def run(backend: Any = backend, given: Any = given) -> None:
+                backend.pair_loss_of_rows(*given)
+                torch.cuda.synchronize()
+
+            row[f"{name}_ms"] = round(record.interleaved_ms({name: run}, 7)[name], 3)
+        rows.append(row)
+        print(*(f"{column} {value}" for column, value in row.items()), flush=True)
+    return rows
+
+
 def trace() -> None:
-    """Write `results/ranks_trace.csv`."""
+    """Write both tables."""
+    if torch.cuda.is_available():
+        record.append("ranks_rows", time_rows())
     kind = "nccl" if torch.cuda.is_available() else "gloo"
     rows: list[dict[str, object]] = []
     for size in (1, 2):
