@@ -39,8 +39,8 @@ NETWORKS = {
 }
 """By GPUs. Within a node of 8, NVLink 4: 900 GB/s in both directions together (NVIDIA H100 data
 sheet). Between nodes, one port of 400 Gbit/s InfiniBand per GPU (NVIDIA DGX H100 user guide).
-Latencies are orders of magnitude: tens of microseconds to start a collective of NCCL, about one per
-step of a ring. Real links reach 70 to 90 % of these bandwidths."""
+Latencies are assumed, as orders of magnitude, and have no source. Real links reach less than these
+bandwidths."""
 
 PER_GPU, FEATURES, STEP_MS = 256, 256, 54.9
 """Samples per GPU, features of the layer, and a step: ResNet-50 in bf16 on one H200."""
