@@ -25,7 +25,7 @@ class Listener:
         """Training starts or continues, with `done` of `total` steps done."""
 
     def strength(self, shares: Mapping[str, float], epoch: int) -> None:
-        """Norms of the method's gradient over the task's at the layer; in epoch 0 at a run's start."""
+        """The method's gradient over the task's at the layer; epoch 0 is a run's first step."""
 
     def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
         """Steps done, means of the loss's parts, and samples per second."""
