@@ -1,6 +1,8 @@
 """Losses over several processes: how exact they are, and what their exchange costs.
 
-    python -m benchmarks.ranks
+    python -m benchmarks.ranks              exactness and cost
+    python -m benchmarks.ranks --links      latency and bandwidth of gloo, and the model of scale
+    python -m benchmarks.ranks --trace      calls that wait for the device, on a GPU
 
 Three processes share a batch, and data-parallel training averages their gradients. The error is
 that of the gradient of a small model against one process on the whole batch, once with equal parts
@@ -12,6 +14,7 @@ and within each. Writes `results/ranks_exact.csv` and `results/ranks_cost.csv`.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
 import warnings
@@ -147,6 +150,19 @@ def on_ranks(size: int, what: Callable[..., None], *arguments: str) -> dict[Any,
 
 
 def main() -> None:
+    if "--trace" in sys.argv:
+        from benchmarks.ranks_trace import trace
+
+        trace()
+    elif "--links" in sys.argv:
+        from benchmarks.ranks_scale import scale
+
+        scale(on_ranks)
+    else:
+        compare()
+
+
+def compare() -> None:
     rows: list[dict[str, object]] = []
     for name in LOSSES:
         rows.append({"loss": name})

@@ -11,8 +11,7 @@ for: the norm of the loss's gradient at the layer over that of the task's gradie
     atom-capped      as atom-share, but the weight never exceeds the one of atom-calibrated
     atom-decay       as atom-calibrated, times a factor that falls to 0 over `method.steps` steps
     atom-warm-up     as atom-calibrated, times a factor that rises from 0 over `method.steps` steps
-
-The energy and the constraints have separate strengths with `method.energy=10`.
+    atom-energy      as atom-calibrated, with the energy ten times stronger than the constraints
 """
 
 from __future__ import annotations
@@ -164,6 +163,12 @@ for _rule in RULES:
         register(
             f"atom-{_rule}", RuledAtom, f"atom modeling, strength by the rule {_rule}", rule=_rule
         )
+if "atom-energy" not in METHODS:
+    register(
+        *("atom-energy", RuledAtom, "atom modeling calibrated, with a stronger energy"),
+        rule="calibrated",
+        energy=10.0,
+    )
 
 
 class DigitDiscriminator(Discriminator):

@@ -14,8 +14,8 @@ from hypothesis import settings
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported
 
-collect_ignore = ["experiments/sweeps/toy_experiment.py"]
-"""Its import registers an experiment, also when doctest searches it for examples."""
+collect_ignore = ["experiments/sweeps/toy_experiment.py", "experiments/sweeps/dying_experiment.py"]
+"""Their import registers an experiment, also when doctest searches them for examples."""
 
 pytest.register_assert_rewrite("loss_batches", "masked_models", "tiny_gans", "tiny_runs")
 
@@ -30,16 +30,21 @@ settings.load_profile("atomsep")
 
 SLOW = {
     *("cli/test_cli.py", "cli/test_demo.py", "cli/test_start.py", "test_examples.py"),
+    "cli/test_two_processes.py",
     *(f"core/kernels/test_{name}.py" for name in ("kernel_ops", "origin")),
     *("core/kernels/test_measure_kernels.py", "core/kernels/test_pairs_kernels.py"),
     *(f"experiments/test_{name}.py" for name in ("cache", "full_disk", "graphs", "kills")),
     *(f"experiments/test_{name}.py" for name in ("own_experiments", "runs", "trained", "training")),
     *("cli/test_explain.py", "experiments/test_atoms_file.py", "experiments/test_recording.py"),
     *("cli/test_faithful_command.py", "experiments/test_faithfulness.py"),
-    *(f"experiments/gan/test_{name}.py" for name in ("evaluation", "fidelity", "gan", "stacked")),
+    *(
+        f"experiments/gan/test_{name}.py"
+        for name in ("evaluation", "faces", "fidelity", "gan", "stacked")
+    ),
     *("core/test_distributed.py", "core/test_rank_agreement.py"),
     *("experiments/images/test_images.py", "experiments/text/test_text.py"),
     *("experiments/sweeps/test_search.py", "experiments/sweeps/test_sweep.py"),
+    *("core/test_large_batches.py", "experiments/sweeps/test_ray.py"),
     *(f"integrations/test_{name}.py" for name in ("hugging_face", "lightning")),
     "integrations/test_sentence_transformers.py",
     *("hooks/test_attach_regimes.py", "hooks/test_compiled.py", "hooks/test_mask_calls.py"),

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 
 from atomsep.cli.arguments import chosen_methods, chosen_seeds
@@ -261,33 +260,6 @@ def test_interrupted_it_exits_with_130_and_continues(tmp_path: Path) -> None:
     assert "Stopped. The same command continues from the checkpoint in" in rest
     [checkpoint] = (tmp_path / "runs").rglob("checkpoint.pt")
     assert checkpoint.stat().st_size > 0
-
-
-def test_two_processes_train_the_model_that_one_trains(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """Real data-parallel training: the mean of both halves' gradients is the whole batch's."""
-    train = ["train", "synthetic", "--tiny", "--method", "plain", "--device", "cpu"]
-    assert call(*train, "--out", "one") == 0
-    command = [
-        sys.executable,
-        "-m",
-        "atomsep",
-        *train,
-        "--out",
-        "two",
-        "--devices",
-        "2",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Training synthetic") == 1, "one process speaks for all"
-    one, two = (
-        torch.load(next((tmp_path / out).rglob("model.pt")), weights_only=True)["model"]
-        for out in ("one", "two")
-    )
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, rtol=1e-5, atol=1e-6)
 
 
 def test_methods_and_seeds_are_read_as_said() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from ranks import Ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from atomsep import AtomLoss, attach
+from atomsep import AtomLoss, attach, use_kernels
+from atomsep.core import kernels
 from atomsep.core.layout import Layout
 from atomsep.functional import coulomb
 
@@ -50,7 +52,8 @@ def on_ranks(rank: int, sizes: tuple[int, ...], case: dict[str, Any]) -> Any:
     wholes = [batch(sum(sizes), dtype, seed) for seed in range(steps)]
     parts = [(x.split(sizes)[rank], mask.split(sizes)[rank]) for x, mask in wholes]
     model, attachments = make(case, group=group)
-    values = train(case, model, attachments, parts)
+    with use_kernels(case.get("kernels", "torch")):
+        values = train(case, model, attachments, parts)
     for parameter in model.parameters():
         if parameter.grad is not None:  # as data-parallel training does; not for the maps
             dist.all_reduce(parameter.grad, group=None if group == "world" else group)
@@ -93,6 +96,11 @@ CASES: dict[str, dict[str, Any]] = {
     "compiled": {"compiled": True},
     "checkpointed": {"checkpointed": True},
 }
+IN_FLOAT32: dict[str, tuple[dict[str, Any], float]] = {
+    "float32": ({"dtype": torch.float32}, 2e-5),
+    "autocast": ({"dtype": torch.float32, "autocast": True}, 2e-2),
+    "kernels": ({"dtype": torch.float32, "kernels": "triton"}, 2e-5),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -101,12 +109,12 @@ def test_it_is_in_every_regime(four: Ranks, name: str, sizes: tuple[int, ...]) -
     check(four.run(on_ranks, sizes, CASES[name]), 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("case", "tolerance"),
-    [({"dtype": torch.float32}, 2e-5), ({"dtype": torch.float32, "autocast": True}, 2e-2)],
-    ids=["float32", "autocast"],
-)
-def test_it_is_in_lower_precision(four: Ranks, case: dict[str, Any], tolerance: float) -> None:
+@pytest.mark.parametrize("name", IN_FLOAT32)
+def test_it_is_in_lower_precision(four: Ranks, name: str) -> None:
+    """The kernels run in Triton's interpreter."""
+    if name == "kernels" and not (kernels._FOUND and kernels._INTERPRETED):
+        pytest.skip("the kernels read tensors on the CPU only in Triton's interpreter")
+    case, tolerance = IN_FLOAT32[name]
     check(four.run(on_ranks, (5, 1, 7), case), tolerance)
 
 
@@ -171,9 +179,8 @@ def test_sampled_pairs_are_drawn_from_all_samples(four: Ranks) -> None:
     answers = four.run(drawing, sizes)
     model, [attachment] = make({"losses": [{"pairs": "sampled", "seed": 5}]})
     samples = sum(sizes)
-    capacity = 2 * max(sizes)
     draw = torch.rand(
-        *(2, len(sizes) * capacity),
+        *(2, len(sizes) * max(sizes)),
         generator=attachment.criterion._generator(torch.device("cpu")),
         dtype=torch.float64,
     )[:, :samples].tolist()
@@ -205,18 +212,35 @@ def test_sampled_pairs_are_drawn_from_all_samples(four: Ranks) -> None:
         assert draws == 1
 
 
+def parallelised(model: nn.Module, kind: str, rank: int, size: int) -> Any:
+    """The model as a library for data-parallel training wraps it, in the group that exists."""
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    if kind == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        return fully_shard(model)
+    # As torchrun tells them.
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
+    os.environ.update(LOCAL_WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    if kind == "fabric":
+        from lightning.fabric import Fabric
+
+        fabric = Fabric(accelerator="cpu", devices=size, strategy="ddp")
+        fabric.launch()
+        return fabric.setup(model)
+    from accelerate import Accelerator
+
+    return Accelerator(cpu=True).prepare(model)
+
+
 def wrapped(rank: int, kind: str) -> Any:
     """Ten steps of a data-parallel model; returns its last weights and those of one process."""
     sizes = (3, 1, 2, 4)
     model, attachments = make({"dtype": torch.float32})
-    parallel: Any
-    if kind == "ddp":
-        parallel = DistributedDataParallel(model)
-    else:
-        from torch.distributed.fsdp import fully_shard
-
-        parallel = fully_shard(model)
+    parallel = parallelised(model, kind, rank, len(sizes))
     alone, theirs = make({"dtype": torch.float32}, group=None)
+    assert parallel is not model or kind == "fsdp"
     optimisers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (parallel, alone)]
     for step in range(10):
         x, _ = batch(sum(sizes), torch.float32, step)
@@ -235,13 +259,48 @@ def wrapped(rank: int, kind: str) -> Any:
     return found.detach().clone(), alone.second.weight.detach().clone()
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fabric", "accelerate"])
 def test_data_parallel_training_equals_one_process(four: Ranks, kind: str) -> None:
     if kind == "fsdp" and torch.__version__ < "2.7":
         pytest.skip("fully_shard fails on the CPU in PyTorch 2.6")
     for answer in four.run(wrapped, kind):
         assert not isinstance(answer, str), answer
         torch.testing.assert_close(*answer, rtol=1e-4, atol=1e-6)
+
+
+def reading(rank: int, sizes: tuple[int, ...]) -> Any:
+    """What rank 1 alone reads after the loss, before it, and in evaluation; one process's too."""
+    model, [attachment] = make({})
+    alone, [theirs] = make({}, group=None)
+    x, _ = batch(sum(sizes), torch.float64)
+    part = x.split(sizes)[rank]
+    model(part)
+    before = attachment.stats if rank == 1 else {}
+    attachment.loss()
+    if rank != 1:
+        return None
+    after = attachment.stats
+    alone(x)
+    theirs.loss()
+    whole = theirs.stats
+    alone(part)
+    own = theirs.stats
+    alone.eval()(x)
+    model.eval()(x)
+    return before, own, after, whole, attachment.stats, theirs.stats
+
+
+def test_stats_are_those_of_all_samples_after_the_loss(four: Ranks) -> None:
+    """No rank waits for another to read them."""
+    answer = four.run(reading, (3, 2, 0, 6))[1]
+    assert not isinstance(answer, str), answer
+    before, own, after, whole, seen, alone = answer
+    assert before == pytest.approx(own, rel=1e-12)
+    assert after.pop("position_share") == pytest.approx(own["position_share"], rel=1e-12)
+    assert whole.pop("position_share") != pytest.approx(own["position_share"], rel=0.01)
+    assert after == pytest.approx(whole, rel=1e-12)
+    assert after["energy"] != pytest.approx(own["energy"], rel=0.01)
+    assert seen == pytest.approx(alone, rel=1e-12)
 
 
 def within(rank: int) -> float:

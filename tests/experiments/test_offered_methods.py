@@ -54,7 +54,9 @@ TEXTS: Offered = {
 }
 EXPECTED: dict[str, Offered] = {
     "synthetic": MIXTURES,
-    **dict.fromkeys(("mnist-gan", "cifar10-gan", "own-gan", "stacked-mnist-gan"), GANS),
+    **dict.fromkeys(
+        ("mnist-gan", "cifar10-gan", "own-gan", "stacked-mnist-gan", "faces-gan"), GANS
+    ),
     **dict.fromkeys(("pets", "flowers", "own-images"), IMAGES),
     "imagenet": {**IMAGES, **dict.fromkeys(ATOMS, (0.02, GRID_OF_IMAGES))},
     **dict.fromkeys(("cola", "poem", "own-text"), TEXTS),

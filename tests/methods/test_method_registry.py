@@ -198,7 +198,7 @@ def test_experiments_offer_registered_methods_that_they_can_serve() -> None:
         name: {key for key, each in EXPERIMENTS.items() if name in each.methods}
         for name in ("anywhere", "classes", "views", "some")
     }
-    gans = {"mnist-gan", "cifar10-gan", "own-gan", "stacked-mnist-gan"}
+    gans = {"mnist-gan", "cifar10-gan", "own-gan", "stacked-mnist-gan", "faces-gan"}
     assert offering == {
         "anywhere": everywhere,
         "classes": everywhere - gans,

@@ -80,6 +80,12 @@ Mps = Annotated[
         "instead of taking turns. An existing daemon is used and never stopped.",
     ),
 ]
+Executor = Annotated[
+    str,
+    typer.Option(
+        help="local, or ray for the machines of a Ray cluster, which must share the folders."
+    ),
+]
 Workers = Annotated[
     int | None,
     typer.Option(

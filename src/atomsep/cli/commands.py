@@ -19,7 +19,7 @@ from atomsep.cli import arguments, display, explaining, judging, layering, repor
 from atomsep.cli.arguments import chosen_methods, chosen_search_seeds, chosen_seeds, chosen_workers
 from atomsep.cli.main import FAILED, STOPPED
 from atomsep.experiments.entry_points import import_extensions
-from atomsep.experiments.errors import StoppedError
+from atomsep.experiments.errors import ExperimentError, StoppedError
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.runs import Run
 
@@ -145,6 +145,7 @@ def sweep(
     ] = "3",
     jobs: arguments.Jobs = 1,
     mps: arguments.Mps = False,
+    executor: arguments.Executor = "local",
     search: arguments.Search = False,
     search_seeds: arguments.SearchSeeds = "100-104",
     set_: arguments.Assignments = None,
@@ -178,6 +179,8 @@ def sweep(
     held_out = chosen_search_seeds(search_seeds)
     workers = chosen_workers(workers, tiny)
     machine = Machine(device, 1, workers, data, download, checkpoint_seconds, data_on=data_on)
+    if mps and executor != "local":
+        raise ExperimentError(f"--mps shares a GPU of this machine; omit it with {executor}")
     assignments = list(set_ or ())
     changes = dict.fromkeys(names, assignments)
     lost: list[str] = []
@@ -191,6 +194,7 @@ def sweep(
                         reported=numbers,
                         assignments=assignments,
                         tiny=tiny,
+                        executor=executor,
                     )
                 display.show_search(console, found)
                 lost = [name for name in names if name != "plain" and name not in found.weights]
@@ -202,7 +206,7 @@ def sweep(
                 for name in names
             ]
             with display.SweepDisplay(console, "training") as shown:
-                report = run_sweep(trials, out, machine, jobs, shown)
+                report = run_sweep(trials, out, machine, jobs, shown, executor)
     except StoppedError:
         console.say("Stopped. Finished runs are kept; the same command continues")
         raise SystemExit(STOPPED) from None

@@ -83,6 +83,7 @@ class TrainingDisplay(_Display, Listener):
         share, rate = "{task.percentage:>3.0f} %", "{task.fields[rate]}"
         super().__init__(console, BarColumn(20), share, TimeRemainingColumn(), "left", losses, rate)
         self.bar = self.add_task("", total=None, losses="starting", rate="")
+        self.share, self.hinted = "", False
 
     def decoded(self, done: int, total: int) -> None:
         """Move the bar while images are decoded."""
@@ -97,8 +98,8 @@ class TrainingDisplay(_Display, Listener):
         self.say(sentence)
         self.update(self.bar, total=total, completed=done, losses="")
 
-    def strength(self, shares: Mapping[str, float]) -> None:
-        """Print how strong the method's gradient is at its layer, with a hint if that is odd."""
+    def strength(self, shares: Mapping[str, float], epoch: int) -> None:
+        """Show how strong the method's gradient is at its layer, with a hint if that is odd."""
         whole, hint = shares["gradient_share"], ""
         parts = [share for name, share in shares.items() if name != "gradient_share"]
         if whole > HIGH:
@@ -106,14 +107,18 @@ class TrainingDisplay(_Display, Listener):
         elif whole < LOW:
             hint = ". This is small, and may have no effect: try a larger weight"
         detail = " ({:.2g} in the charge, {:.2g} in the positions)".format(*parts) if parts else ""
-        self.say(
-            f"At the first step the method's gradient at its layer is {whole:.2g} times the task's"
-            f"{detail}{hint}"
-        )
+        if epoch == 0 or (hint and not self.hinted):
+            when = f"At the end of epoch {epoch}" if epoch else "At the first step"
+            self.say(
+                f"{when} the method's gradient at its layer is {whole:.2g} times the task's"
+                f"{detail}{hint}"
+            )
+        self.share, self.hinted = f", gradient share {whole:.2g}", bool(hint)
 
     def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
         """Move the bar."""
         losses = printable(", ".join(f"{name} {value:.3g}" for name, value in parts.items()))
+        losses += self.share
         speed = f"{rate:,.0f} samples/s"
         self.update(self.bar, completed=done, losses=losses, rate=speed)
         self.say_now_and_then(f"{done} of {total} steps: {losses}; {speed}")

@@ -73,6 +73,32 @@ class Backend(Protocol):
         """
 
 
+class RowsBackend(Protocol):
+    """The pass of one process among several."""
+
+    def pair_loss_of_rows(
+        self,
+        table: Tensor,
+        count: Tensor,
+        terms: Terms,
+        weight: float,
+        own: slice,
+        absent: Tensor,
+        samples: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """What some samples contribute to the loss of all, and its gradient by their rows.
+
+        Args:
+            table: statistics of all samples, and rows that stand for nobody.
+            count: number of real tokens, one per row.
+            terms: norm, softening, scale and the weights of energy and constraints.
+            weight: factor of the loss and its gradient.
+            own: the samples.
+            absent: true on rows that stand for nobody.
+            samples: how many rows stand for somebody, a scalar.
+        """
+
+
 class Guarded:
     """The kernels; in mode "auto", plain PyTorch takes over for good as soon as one fails."""
 
@@ -101,6 +127,7 @@ class Guarded:
     read_atoms = partialmethod(_run, "read_atoms")
     atoms_gradient = partialmethod(_run, "atoms_gradient")
     pair_loss = partialmethod(_run, "pair_loss")
+    pair_loss_of_rows = partialmethod(_run, "pair_loss_of_rows")
 
 
 guarded = Guarded()
@@ -115,6 +142,12 @@ def backend(by_kernels: bool) -> Backend:
 
         return ops
     return guarded
+
+
+def backend_of(table: Tensor) -> RowsBackend:
+    """What computes from a table of statistics alone."""
+    fits = _mode != "torch" and not guarded.failure and kernels.supports_table(table)
+    return guarded if fits and (_mode == "triton" or table.is_cuda) else plain
 
 
 def _checked(mode: str, name: str) -> str:

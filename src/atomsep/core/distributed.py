@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from atomsep.core.plain.pairs import pair_loss_of_rows
+from atomsep.core.backend import backend_of
 from atomsep.core.reference import constraint_terms, listed_energy
 from atomsep.core.statistics import FIELDS, Statistics, Terms
 
@@ -39,6 +39,9 @@ class Ranks:
 
     Args:
         group: a `torch.distributed` process group, "world" for all ranks, or None for this one.
+
+    Attributes:
+        gathered: what was exchanged last; rows with a count of 0 stand for nobody.
     """
 
     def __init__(self, group: Any) -> None:
@@ -47,6 +50,7 @@ class Ranks:
                 f'group must be "world", None or a torch.distributed process group, not {group!r}'
             )
         self.group = group
+        self.gathered: Statistics | None = None
         self.links: dict[tuple[Any, ...], Link] = {}
 
     def __deepcopy__(self, memo: Any) -> Ranks:
@@ -79,7 +83,7 @@ class Ranks:
         about |= {"features": width - FIELDS, "dtype": str(statistics.table.dtype)}
         key = tuple(about.values())
         if key not in self.links:
-            self.links[key] = Link(self._handle, about, samples)
+            self.links[key] = Link(self, about, samples, statistics.table.device)
         return self.links[key]
 
     def average_gradients(self, parameters: Iterable[Tensor]) -> None:
@@ -122,37 +126,45 @@ class Link:
     """How the ranks of a group exchange the statistics of one layer.
 
     The first exchange makes sure that all ranks mean the same loss, and agrees on the height of the
-    blocks: twice the largest number of samples that a rank has then.
+    blocks: the largest number of samples that a rank has then. Where a rank has more later, the CPU
+    exchanges higher blocks. A GPU cannot be asked without waiting for it, so there the blocks are a
+    quarter higher from the start.
 
     Args:
-        group: the process group; None for all ranks.
+        ranks: the processes.
         about: what must be equal on all ranks, by name.
         samples: how many samples this rank has.
+        device: where the statistics are.
 
     Raises:
         RuntimeError: the ranks differ, or one of them does not come.
     """
 
-    def __init__(self, group: Any, about: dict[str, Any], samples: int) -> None:
-        self.group = group
+    def __init__(
+        self, ranks: Ranks, about: dict[str, Any], samples: int, device: torch.device
+    ) -> None:
+        self.ranks, self.group = ranks, ranks._handle
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
-        largest = max(_exchange(self.group, about, samples))
-        self.capacity = 2 * max(1, largest)
+        largest = max(1, *_exchange(self.group, about, samples))
+        self.capacity = largest if device.type == "cpu" else largest + -(-largest // 4)
 
+    @torch.no_grad()
     def gather(self, table: Tensor, count: Tensor) -> Everyone:
         """The statistics of all ranks."""
         samples, width = table.shape
         fits = samples <= self.capacity
-        block = table.new_zeros(1 + self.capacity, width + 1)
+        height = 1 + self.capacity
+        block = table.new_zeros(height, width + 1)
         block[0, 0] = samples
         if fits:
             block[1 : 1 + samples, :width] = table
             block[1 : 1 + samples, width] = count
-        blocks = [torch.empty_like(block) for _ in range(self.size)]
-        dist.all_gather(blocks, block, group=self.group)
-        sizes = torch.stack([each[0, 0] for each in blocks])
+        everything = block.new_empty(self.size * height, width + 1)
+        dist.all_gather_into_tensor(everything, block, group=self.group)
+        blocks = everything.view(self.size, height, width + 1)
+        sizes = blocks[:, 0, 0]
         if block.device.type == "cpu" and sizes.max() > self.capacity:
-            self.capacity = 2 * int(sizes.max())
+            self.capacity = int(sizes.max())
             return self.gather(table, count)
         if not fits:
             raise RuntimeError(
@@ -160,9 +172,10 @@ class Link:
                 f"{self.capacity} each at their first loss. Let the first batch be the largest, "
                 f"or form pairs within each rank: AtomLoss(group=None)"
             )
-        rows = torch.cat([each[1:] for each in blocks])
+        rows = blocks[:, 1:].flatten(0, 1)
         place = torch.arange(self.capacity, device=table.device)
         absent = (place >= sizes.unsqueeze(1)).flatten()
+        self.ranks.gathered = Statistics(rows[:, :width], rows[:, width])
         # A count of 1 keeps means over the tokens of nobody finite.
         counts = rows[:, width].masked_fill(absent, 1)
         start = self.rank * self.capacity
@@ -183,7 +196,10 @@ class _AllPairs(torch.autograd.Function):
         ctx: Any, table: Tensor, count: Tensor, terms: Terms, weight: float, link: Link
     ) -> Tensor:
         (rows, counts), absent, samples, own = link.gather(table, count)
-        loss, gradient = pair_loss_of_rows(rows, counts, terms, weight, own, absent, samples)
+        compute = backend_of(rows)
+        loss, gradient = compute.pair_loss_of_rows(
+            rows, counts, terms, weight, own, absent, samples
+        )
         dist.all_reduce(loss, group=link.group)
         ctx.save_for_backward(gradient * link.size)
         return loss

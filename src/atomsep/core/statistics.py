@@ -92,11 +92,14 @@ class Statistics:
         table: `(M, 5 + h')`: P, G, sum q, sum q², the radius, then the nucleus.
         count: number of real tokens, `(M,)`.
         ready: the loss over all pairs, where it was computed in the same node.
+        gathered: those of the samples of all processes, where they were exchanged; rows with a
+            count of 0 stand for nobody.
     """
 
     table: Tensor
     count: Tensor
     ready: Ready | None = None
+    gathered: Statistics | None = None
 
     @staticmethod
     def pack(
@@ -144,3 +147,10 @@ class Statistics:
     def detach(self) -> Statistics:
         """The same numbers, cut from the graph."""
         return Statistics(self.table.detach(), self.count)
+
+    def of_all(self) -> Statistics:
+        """Those of the samples of all processes, as far as they are known; waits for the device."""
+        if self.gathered is None:
+            return self
+        table, count = self.gathered.table, self.gathered.count
+        return Statistics(table[count > 0], count[count > 0])

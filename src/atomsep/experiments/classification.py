@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from atomsep.experiments.optimisers import set_rate
 from atomsep.experiments.predicting import Shown, as_atoms, evaluated_logits, logits_of, predict
 from atomsep.experiments.schedules import scheduled
 from atomsep.experiments.task import Context, Task
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
 
 
 @contextmanager
@@ -41,6 +44,25 @@ def untouched_statistics(model: nn.Module) -> Iterator[None]:
     finally:
         for norm in norms:
             norm.track_running_stats = True
+
+
+def over_processes(mean: Tensor, samples: int, fabric: Fabric) -> tuple[Tensor, Tensor]:
+    """The mean over the samples of all processes, from that over this process's own.
+
+    Args:
+        mean: a mean over this process's samples.
+        samples: how many these are; other processes may have more or fewer.
+        fabric: the processes.
+
+    Returns:
+        What to backpropagate, so that the gradients' average over the processes is that of the mean
+        over all samples; and that mean, detached.
+    """
+    if fabric.world_size == 1:
+        return mean, mean.detach()
+    own = torch.full_like(mean, samples, requires_grad=False)
+    sums: Any = fabric.all_reduce(torch.stack([mean.detach() * own, own]), reduce_op="sum")
+    return mean * (own * fabric.world_size / sums[1]), sums[0] / sums[1]
 
 
 class Classification(Task):
@@ -113,7 +135,8 @@ class Classification(Task):
     def compute(self, batch: Batch) -> Mapping[str, Tensor]:
         """The step on the device, which a graph may capture."""
         logits = logits_of(self.model, batch.inputs)
-        task_loss = nn.functional.cross_entropy(logits, batch.labels)
+        loss = nn.functional.cross_entropy(logits, batch.labels)
+        task_loss, reported = over_processes(loss, len(batch.labels), self.fabric)
         self.optimiser.zero_grad()
         method = self.on_layer.backward(task_loss, batch.labels, lambda: self._second_view(batch))
         if self.clip:
@@ -122,7 +145,7 @@ class Classification(Task):
                 self.model, self.optimiser, max_norm=self.clip, error_if_nonfinite=False
             )
         self.optimiser.step()
-        return {"cross-entropy": task_loss.detach(), **method}
+        return {"cross-entropy": reported, **method}
 
     def _second_view(self, batch: Batch) -> None:
         with untouched_statistics(self.inner):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -89,6 +90,8 @@ class MethodOnLayer:
             return
         method, self.binding = bind(context.method, model, settings, context.seed, features)
         self.method = method.to(self.fabric.device)
+        if self.fabric.world_size > 1:
+            self.binding.total = partial(self.fabric.all_reduce, reduce_op="sum")  # type: ignore[assignment]
         learned = list(method.parameters())
         if learned:
             optimiser.add_param_group({"params": learned})
@@ -141,7 +144,10 @@ class MethodOnLayer:
 
     @property
     def gradient_shares(self) -> dict[str, float]:
-        """Norms of the method's gradient over the task's in the last step that was watched."""
+        """Norms of the method's gradient over the task's in the last step that was watched.
+
+        They are over the samples of all processes, each of which must read them.
+        """
         return {} if self.binding is None else self.binding.gradient_shares
 
     @property

@@ -14,18 +14,23 @@ Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
 
 def make_optimiser(
-    kind: type[Kind], parameters: Iterable[Any], context: Context, **options: Any
+    kind: type[Kind],
+    parameters: Iterable[Any],
+    context: Context,
+    learning_rate: float | None = None,
+    **options: Any,
 ) -> Kind:
-    """An optimiser of the settings' learning rate: fused on a GPU, and fit for a graph if set.
+    """An optimiser that is fused on a GPU, and fit for a graph if that is set.
 
     Args:
         kind: SGD, Adam or AdamW.
         parameters: parameters, or groups of them.
         context: settings and device.
+        learning_rate: by default the settings'.
         **options: the optimiser's other arguments.
     """
     settings, device = context.settings, context.fabric.device
-    rate: Any = settings.learning_rate
+    rate: Any = settings.learning_rate if learning_rate is None else learning_rate
     # A loss scale needs the gradients unscaled before they are clipped, which fused ones refuse.
     if device.type == "cuda" and settings.precision != "16-mixed":
         options["fused"] = True

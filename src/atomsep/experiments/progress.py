@@ -24,8 +24,8 @@ class Listener:
     def started(self, key: RunKey, done: int, total: int) -> None:
         """Training starts or continues, with `done` of `total` steps done."""
 
-    def strength(self, shares: Mapping[str, float]) -> None:
-        """Norms of the method's gradient over the task's at the layer, at a run's first step."""
+    def strength(self, shares: Mapping[str, float], epoch: int) -> None:
+        """The method's gradient over the task's at the layer; epoch 0 is a run's first step."""
 
     def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
         """Steps done, means of the loss's parts, and samples per second."""

@@ -24,6 +24,10 @@ LARGEST = 2**31 - 1
 """The largest whole number that a setting may be."""
 
 
+LAYOUTS = ("auto", "channels_first", "channels_last", "length_first")
+"""Where the tokens of a layer's output can be."""
+
+
 def setting(
     default: Any,
     help: str,
@@ -57,7 +61,7 @@ class Settings:
     layout: str = setting(
         "auto",
         "position of the tokens in the layer's output",
-        choices=("auto", "channels_first", "channels_last", "length_first"),
+        choices=LAYOUTS,
     )
     precision: str = setting(
         "32-true",

@@ -186,7 +186,7 @@ class Loop:
     def _report_strength(self) -> None:
         self.about["strength_at_start"] = shares = self._measured("gradient_shares")
         if shares:
-            self.listener.strength(shares)
+            self.listener.strength(shares, 0)
 
     def _done(self) -> int:
         return self.epoch * self.task.steps + self.step
@@ -241,7 +241,10 @@ class Loop:
     def _end_line(self, start: float, board: Board) -> None:
         """Write the mean losses since the last line, and evaluate if it is time to."""
         step, metrics = self._done(), {}
-        losses = self.meter.means() | self._measured("stats") | self._measured("gradient_shares")
+        shares = self._measured("gradient_shares")
+        losses = self.meter.means() | self._measured("stats") | shares
+        if shares:
+            self.listener.strength(shares, self.epoch + 1)
         line: dict[str, Any] = {"epoch": self.epoch + 1, "step": step, **losses}
         if step in self.evaluations:
             line["metrics"] = metrics = self.task.evaluate()

@@ -211,7 +211,9 @@ class Attachment:
         shares P/N, G/N and the rest. charge_square is the mean of q². position_share is the share
         of the charges' variance that the position alone explains: 1 if all samples have the same
         map. They are computed when read, which synchronises with the GPU. With several layers, a
-        dictionary by name.
+        dictionary by name. In data-parallel training they are over the samples of all processes
+        once `loss()` has exchanged them, except position_share and the shares of gradients, which
+        are those of this process. Any process may read them alone.
 
         With `watch_gradients`, and once the backward pass has run, gradient_share is the norm of
         the weighted loss's gradient at the layer's output over that of the gradient that arrives

@@ -15,10 +15,12 @@ def read_stats(numbers: Statistics, charge: Tensor, terms: Terms) -> dict[str, f
     """The parts of the loss and what the charges are like; see `stats` of the attachment.
 
     Args:
-        numbers: the statistics of the samples, detached.
+        numbers: the statistics of the samples, detached; of those of all processes, if they were
+            exchanged. The share of the positions needs the charges, which never are.
         charge: the charges `(M, N)`, 0 on padding.
         terms: what the loss consists of.
     """
+    own, numbers = numbers, numbers.of_all()
     parts = {
         "energy": mean_energy(numbers, terms),
         "neutrality": neutrality(numbers, terms.scale).mean(),
@@ -28,7 +30,7 @@ def read_stats(numbers: Statistics, charge: Tensor, terms: Terms) -> dict[str, f
         "protons": (numbers.protons / numbers.count).mean(),
         "electrons": (numbers.electrons / numbers.count).mean(),
         "charge_square": (numbers.charge_square / numbers.count).mean(),
-        "position_share": position_share(charge, numbers.count).to(numbers.table.dtype),
+        "position_share": position_share(charge, own.count).to(numbers.table.dtype),
     }
     values = dict(zip(parts, torch.stack(list(parts.values())).tolist(), strict=True))
     values["neutrons"] = 1 - values["protons"] - values["electrons"]

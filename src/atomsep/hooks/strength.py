@@ -63,11 +63,19 @@ class Strength:
         sides = torch.stack([norm(tokens[..., :index]), norm(tokens[..., index + 1 :])])
         return torch.stack([norm(grad), norm(tokens[..., index]), norm(sides)])
 
-    def shares(self) -> dict[str, float]:
-        """Norms of the loss's gradient over those of the task's; empty before both are there."""
+    def shares(self, total: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
+        """Norms of the loss's gradient over those of the task's; empty before both are there.
+
+        Args:
+            total: adds up squares over processes, for the norms over the samples of all; every
+                process must then ask.
+        """
         if self.own is None or self.task is None:
             return {}
-        own, task = torch.stack([self.own, self.task]).tolist()
+        norms = torch.stack([self.own, self.task])
+        if total is not None:
+            norms = total(norms.double().square()).sqrt()
+        own, task = norms.tolist()
         return {name: _ratio(*pair) for name, *pair in zip(NAMES, own, task, strict=False)}
 
 

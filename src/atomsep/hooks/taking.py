@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -57,8 +59,10 @@ def take_loss(tap: LayerTap, weight: float) -> Tensor:
     runs = [*held.earlier, statistics]
     held.statistics, held.earlier = None, ()
     held.taken = None if held.depth else statistics.detach()
-    from_statistics = tap.attachment.criterion.from_statistics
-    loss = mean_of([from_statistics(each, weight, tap.name) for each in runs])
+    criterion = tap.attachment.criterion
+    loss = mean_of([criterion.from_statistics(each, weight, tap.name) for each in runs])
+    if criterion.ranks.several and held.taken is not None:
+        held.taken = replace(held.taken, gathered=criterion.ranks.gathered)
     if transforms_active():
         return loss
     if not statistics.table.requires_grad:

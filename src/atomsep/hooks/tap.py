@@ -248,10 +248,10 @@ class LayerTap(Hook):
         values["training"] = float(held.training)
         return {**values, **(self.gradient_shares() if held.training else {})}
 
-    def gradient_shares(self) -> dict[str, float]:
-        """The shares of the last backward pass, where they were watched."""
+    def gradient_shares(self, total: Any = None) -> dict[str, float]:
+        """The shares of the last backward pass, where they were watched; see `Strength.shares`."""
         strength = self.forwards.read().strength
-        return {} if strength is None else strength.shares()
+        return {} if strength is None else strength.shares(total)
 
 
 def _in_backward() -> bool:

@@ -108,7 +108,8 @@ class AtomBinding(Binding):
     @property
     def gradient_shares(self) -> dict[str, float]:
         """The attachment's shares; their means over the layers that the task's gradient reaches."""
-        each = [shares for tap in self.attachment._taps if (shares := tap.gradient_shares())]
+        found = (tap.gradient_shares(self.total) for tap in self.attachment._taps)
+        each = [shares for shares in found if shares]
         return {name: fmean(shares[name] for shares in each) for name in each[0]} if each else {}
 
     @property

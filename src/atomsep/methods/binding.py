@@ -26,10 +26,13 @@ class Binding(ABC):
     Attributes:
         watch_gradients: whether the next forwards are watched for `gradient_shares`.
         strength: what the last step left on the device for `gradient_shares` and `stats`.
+        total: adds up over processes; with it, `gradient_shares` are those of all samples, and
+            every process must read them.
     """
 
     watch_gradients: bool = False
     strength: Any = None
+    total: Callable[[Tensor], Tensor] | None = None
 
     @abstractmethod
     def loss(self, labels: Tensor | None = None, again: Callable[[], Any] | None = None) -> Tensor:
@@ -103,8 +106,8 @@ class LatentBinding(Binding):
     @property
     def gradient_shares(self) -> dict[str, float]:
         """The share of the whole gradient; of two views, at the first."""
-        shares: dict[str, float] = {} if self.strength is None else self.strength.shares()
-        return shares
+        strength: Strength | None = self.strength
+        return {} if strength is None else strength.shares(self.total)
 
     def loss(self, labels: Tensor | None = None, again: Callable[[], Any] | None = None) -> Tensor:
         """The method's loss on the tokens, times the weight."""

@@ -20,7 +20,7 @@ POINTERS = {
     "arriving": "*bf16", "written": "*bf16", "grad_scores": "*bf16", "arrivals": "*i32",
     **dict.fromkeys(("count", "scratch", "table", "mean_direction", "grad_table"), "*fp32"),
     **dict.fromkeys(("losses", "slopes", "scale", "lightness"), "*fp32"), "order": "*i16",
-    **dict.fromkeys(("parts", "loss", "numbers", *ORIGIN), "*fp32"),
+    **dict.fromkeys(("parts", "loss", "numbers", "present", *ORIGIN), "*fp32"), "absent": "*i1",
     **dict.fromkeys(("weight", "softening", "pair_weight", "target"), "fp32"),
     **dict.fromkeys(("neutrality", "occupancy"), "fp32"),
 }  # fmt: skip
@@ -84,7 +84,8 @@ def main() -> None:
             ):
                 compile_kernel(kernel, warps, **constants, **absent, lightness=None)
                 done += 1
-    parts: tuple[dict[str, None], ...] = ({}, {"slopes": None})
+    alone: dict[str, None] = {"absent": None, "present": None}
+    parts: tuple[dict[str, None], ...] = (alone, {**alone, "slopes": None}, {})
     for norm, missing in itertools.product((1, 2), parts):
         blocks = {"NORM": norm, "MEAN": True, "OWN": 4, "OTHERS": 32, "CHUNK": 32}
         compile_kernel(pairs.pairs_kernel, 4, **blocks, **missing)

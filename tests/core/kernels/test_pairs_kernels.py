@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from atomsep.core import kernels, reference
+from atomsep.core import kernels, plain, reference
 from atomsep.core.kernels import blocks, pairs
 from atomsep.core.statistics import Statistics, Terms
 
@@ -134,6 +134,67 @@ def test_without_softening(device: torch.device) -> None:
     check(draw(7, 5), Terms(2, 0.0, "mean", 0.0, 0.0), device)
 
 
+def check_rows(
+    sizes: tuple[int, ...], height: int, width: int, terms: Terms, device: torch.device
+) -> None:
+    """Ranks with so many samples each: what they contribute adds up to the loss of all samples.
+
+    `reference.pair_loss` knows neither rows nor blocks: it gets the samples alone.
+    """
+    samples = sum(sizes)
+    statistics = draw(samples, width)
+    leaf = statistics.table.clone().requires_grad_()
+    expected = 0.7 * reference.pair_loss(Statistics(leaf, statistics.count), terms)
+    [gradient] = torch.autograd.grad(expected, leaf)
+    absent = torch.arange(height) >= torch.tensor(sizes).unsqueeze(1)
+    table, count = torch.zeros(len(sizes) * height, 5 + width), torch.ones(len(sizes) * height)
+    table[~absent.flatten()] = statistics.table.float()
+    count[~absent.flatten()] = statistics.count.float()
+    given = [tensor.to(device) for tensor in (table, count)]
+    rest = absent.flatten().to(device), torch.tensor(float(samples), device=device)
+    losses, rows = [], []
+    for rank, size in enumerate(sizes):
+        own = slice(rank * height, rank * height + size)
+        loss, slopes = kernels.pair_loss_of_rows(*given, terms, 0.7, own, *rest)
+        assert slopes.shape == (size, 5 + width)
+        plainly = plain.pair_loss_of_rows(*given, terms, 0.7, own, *rest)
+        torch.testing.assert_close((loss, slopes), plainly, rtol=1e-4, atol=1e-5)
+        losses.append(loss)
+        rows.append(slopes)
+    total = torch.stack(losses).sum().double().cpu()
+    torch.testing.assert_close(total, expected.detach(), rtol=1e-5, atol=1e-12)
+    found = torch.cat(rows).double().cpu()
+    for columns in (*range(5), slice(5, None)):
+        error = (found[:, columns] - gradient[:, columns]).norm()
+        assert error <= 1e-4 * gradient[:, columns].norm(), columns
+
+
+@pytest.mark.parametrize("norm", [1, 2])
+@pytest.mark.parametrize("scale", ["mean", "sum"])
+@pytest.mark.parametrize("sizes", [(3, 1, 4), (2, 0, 5), (1, 0), (4, 4)], ids=str)
+def test_rows_of_one_rank(
+    sizes: tuple[int, ...], norm: int, scale: str, device: torch.device
+) -> None:
+    check_rows(sizes, 6, 3, Terms(norm, 1e-2, scale, 0.7, 1.3, 0.4), device)  # type: ignore[arg-type]
+
+
+def test_rows_in_any_cut(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several programs per rank, which share the others; the constraints alone."""
+    for cut in ((4, 2, 4, 1, 3), (2, 4, 8, 1, 1)):
+        monkeypatch.setattr(pairs, "pair_blocks", lambda *shape, cut=cut: blocks.PairBlocks(*cut))
+        monkeypatch.setattr(pairs, "GATHERED", 16)
+        pairs._plan.cache_clear()
+        for energy in (0.4, 0.0):
+            check_rows((5, 1, 7), 8, 9, Terms(2, 1e-2, "mean", 1.0, 1.0, energy), device)
+    pairs._plan.cache_clear()
+
+
+def test_few_rows_against_many_fill_the_chip() -> None:
+    assert blocks.pair_blocks(1024, 768, 1024) == blocks.PairBlocks(16, 64, 16, 4, 8)
+    few = blocks.pair_blocks(16_384, 768, 16)
+    assert few.splits * blocks.ceil_div(16, few.own) == blocks.WAVE // 2
+
+
 SIZES = [(65, 300), (128, 63), (300, 255), (1100, 768), (2047, 3), (2100, 40), (4200, 40)]
 
 
@@ -142,3 +203,13 @@ SIZES = [(65, 300), (128, 63), (300, 255), (1100, 768), (2047, 3), (2100, 40), (
 @pytest.mark.parametrize(("samples", "width"), SIZES)
 def test_large_shapes(samples: int, width: int, norm: int, device: torch.device) -> None:
     check(draw(samples, width), Terms(norm, 1e-2, "mean", 1.0, 1.0), device)  # type: ignore[arg-type]
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    ("sizes", "height", "width"), [((300, 17, 512), 512, 255), ((16, 9), 32, 768)]
+)
+def test_large_rows_of_one_rank(
+    sizes: tuple[int, ...], height: int, width: int, device: torch.device
+) -> None:
+    check_rows(sizes, height, width, Terms(2, 1e-2, "mean", 1.0, 1.0), device)

@@ -20,13 +20,14 @@ from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import EXPERIMENTS, find_experiment
 from atomsep.experiments.runs import RunKey
-from atomsep.experiments.sweeps import search as module
 from atomsep.experiments.sweeps.ledger import Event, Failure, OnEvent, SweepReport
 from atomsep.experiments.sweeps.search import search
 from atomsep.experiments.synthetic import build as synthetic
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
 from atomsep.experiments.task import Experiment
 from atomsep.experiments.training import StoppedError, train
+
+SWEEP = "atomsep.experiments.sweeps.sweep.Sweep"
 
 SMALL = replace(SYNTHETIC, learning_rates=(0.1, 0.3), weight_grid={"": (1.0, 2.0, 4.0)})
 
@@ -73,7 +74,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[[Judge], list[RunKey]]:
                     report.results.append({**key.record(), "metrics": {"accuracy": value}})
             return report
 
-        monkeypatch.setattr(module, "Sweep", sweeps(run))
+        monkeypatch.setattr(SWEEP, sweeps(run))
         return tried
 
     return install
@@ -176,7 +177,7 @@ def test_ablations_share_atom_modelings_grid(judged: Any, tmp_path: Path) -> Non
 
 
 def test_stopped_search_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(module, "Sweep", sweeps(lambda keys, _: SweepReport(left=list(keys))))
+    monkeypatch.setattr(SWEEP, sweeps(lambda keys, _: SweepReport(left=list(keys))))
     with pytest.raises(StoppedError, match="stopped with 10 trials left"):
         search(SMALL, ("atom",), tmp_path)
 
@@ -191,7 +192,7 @@ def test_test_samples_are_never_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path:
         return generator(seed, *purpose)
 
     monkeypatch.setattr(synthetic, "generator", watched)
-    monkeypatch.setattr(module, "Sweep", sweeps(train_here))
+    monkeypatch.setattr(SWEEP, sweeps(train_here))
     found = search(SMALL, ("atom",), tmp_path, seeds=(100, 101), tiny=True)
     assert found.weights
     assert {purpose for _, purpose in drawn} == {"training samples", "validation samples"}
@@ -218,7 +219,7 @@ METHODS = ("plain", "atom", "simclr", "hinge-2")
 def test_grids_widen_up_to_the_known_optimum(
     toy: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "Sweep", sweeps(train_here))
+    monkeypatch.setattr(SWEEP, sweeps(train_here))
     found = search(toy, METHODS, tmp_path, seeds=(100, 101))
     plain = [trial for trial in found.trials if trial.method == "plain"]
     rates = [trial.learning_rate for trial in plain if trial.weight_decay == 0.001]
@@ -254,7 +255,7 @@ def test_grids_widen_up_to_the_known_optimum(
 def test_a_decay_that_is_set_is_held(
     toy: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "Sweep", sweeps(train_here))
+    monkeypatch.setattr(SWEEP, sweeps(train_here))
     found = search(toy, ("atom",), tmp_path, seeds=(100,), assignments=["weight_decay=0.004"])
     assert {trial.weight_decay for trial in found.trials} == {0.004}
     assert (found.learning_rate, found.weights) == (0.8, {"atom": 16.0}), "4 - 0.6 * 2 is 2.8"
@@ -266,7 +267,7 @@ def test_a_decay_that_is_set_is_held(
 def test_a_bound_of_a_setting_ends_its_grid(
     toy: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "Sweep", sweeps(train_here))
+    monkeypatch.setattr(SWEEP, sweeps(train_here))
     bounded = replace(toy, weight_decays=(0.125, 0.5))
     found = search(bounded, (), tmp_path, seeds=(100,), assignments=["learning_rate=0.0001"])
     assert [trial.weight_decay for trial in found.trials] == [0.125, 0.5], "2 would be too large"
@@ -292,7 +293,7 @@ def test_a_search_in_processes_that_was_stopped_continues(
     assert len(written["trials"]) == 3, "the first grid"
     continued = search(toy, METHODS, tmp_path / "stopped", CPU, None, events.append, **options)
     assert sum(event.kind == "skipped" for event in events) >= 7
-    monkeypatch.setattr(module, "Sweep", sweeps(train_here))
+    monkeypatch.setattr(SWEEP, sweeps(train_here))
     whole = search(toy, METHODS, tmp_path / "whole", **options)
     assert asdict(continued) == asdict(whole)
     [one], [other] = (list(tmp_path.glob(f"{name}/toy/*.json")) for name in ("stopped", "whole"))

@@ -13,10 +13,11 @@ import pytest
 
 from atomsep.cli.display import make_console, show_search
 from atomsep.experiments.runs import RunKey
-from atomsep.experiments.sweeps import search as module
 from atomsep.experiments.sweeps.ledger import Failure, OnEvent, SweepReport
 from atomsep.experiments.sweeps.search import search
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
+
+SWEEP = "atomsep.experiments.sweeps.sweep.Sweep"
 
 SMALL = replace(SYNTHETIC, learning_rates=(), weight_grid={"": (1.0, 2.0, 4.0)})
 
@@ -48,7 +49,7 @@ class MadeUp(AbstractContextManager[Any]):
 @pytest.fixture(autouse=True)
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(module, "Sweep", MadeUp)
+    monkeypatch.setattr(SWEEP, MadeUp)
 
 
 def test_failures_are_shown_with_their_reasons(

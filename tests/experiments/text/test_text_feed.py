@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -49,6 +50,25 @@ def test_batches_are_those_of_the_collator(bucketed: bool, side: str) -> None:
     for epoch in (first, second):
         assert sorted(index for part in epoch for index in part) == list(range(53))
     assert first != second
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_lengths_that_are_multiples_only_add_padding(side: str) -> None:
+    texts, _ = agreement(40, 1)
+    tokenizer, _ = tiny_encoder(texts.stored, 2)
+    tokenizer.padding_side = side
+    exact = tokenise(texts, tokenizer, 30, CPU)
+    rounded = dataclasses.replace(exact, multiple=3)
+    lengths = {}
+    for part in torch.arange(40).split(1):  # alone, so that every length comes
+        narrow, wide = exact.batch(part).inputs, rounded.batch(part).inputs
+        length = narrow["input_ids"].shape[1]
+        lengths[length] = longer = wide["input_ids"].shape[1]
+        kept = slice(length) if side == "right" else slice(longer - length, None)
+        assert wide["attention_mask"].sum() == length
+        for name, values in narrow.items():
+            assert torch.equal(wide[name][:, kept], values)
+    assert lengths == {5: 6, 8: 8}  # 8 is the longest of all, which is not exceeded
 
 
 def test_unsorted_batches_are_those_of_every_other_feed() -> None:

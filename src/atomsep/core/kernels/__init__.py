@@ -4,7 +4,7 @@
 |---|---|---|
 | `read_atoms` | `forward.py`, its kernels in `forward_kernels.py` | 1, or 2 for large samples |
 | `atoms_gradient` | `backward.py` | 1 |
-| `pair_loss` | `pairs.py` | 2, the second for sums |
+| `pair_loss`, `pair_loss_of_rows` | `pairs.py` | 2, the second for sums |
 
 `tile.py` holds the device functions that passes share, `blocks.py` the sizes of blocks,
 `strides.py` which tensors the kernels can read in place, `launch.py` a launch that takes little
@@ -25,6 +25,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from atomsep.core.kernels.strides import token_view
 
@@ -69,6 +70,12 @@ def supports(tokens: Tokens) -> bool:
     return look(source.shape, source.stride(), reading.layout)
 
 
+def supports_table(table: Tensor) -> bool:
+    """Whether the kernels can read this table of statistics."""
+    here = table.device.type == ("cpu" if _INTERPRETED else "cuda")
+    return _FOUND and here and table.dtype == torch.float32
+
+
 def _is_adjacent(shape: tuple[int, ...], stride: tuple[int, ...], layout: Layout) -> bool:
     """Whether tokens are a view, and tokens or features adjacent."""
     view = token_view(shape, stride, layout)
@@ -91,3 +98,4 @@ def _launch(file: str, name: str, *arguments: Any) -> Any:
 read_atoms = partial(_launch, "forward", "read_atoms")
 atoms_gradient = partial(_launch, "backward", "atoms_gradient")
 pair_loss = partial(_launch, "pairs", "pair_loss")
+pair_loss_of_rows = partial(_launch, "pairs", "pair_loss_of_rows")

@@ -239,8 +239,8 @@ class PairBlocks(NamedTuple):
     splits: int = 1
 
 
-def pair_blocks(samples: int, width: int) -> PairBlocks:
-    """All pairs of `samples` nuclei of `width` features."""
+def pair_blocks(samples: int, width: int, owned: int) -> PairBlocks:
+    """The pairs of `owned` nuclei of `width` features with all `samples`."""
     if samples > 256:
         own, others, chunk = 16, 64, 16
         splits = 8 if samples < 2048 else 4 if samples < 4096 else 1
@@ -250,6 +250,8 @@ def pair_blocks(samples: int, width: int) -> PairBlocks:
         own, others, chunk, splits = 4, 32, 64, 4
     else:
         own, others, chunk, splits = 1, 32, 256, 2
+    if owned < samples:  # few rows against many: more programs share the others
+        splits = max(splits, WAVE // 2 // ceil_div(owned, own))
     return PairBlocks(own, others, min(chunk, power_of_two(width)), 4, splits)
 
 

@@ -10,6 +10,7 @@ share of them where there are too few samples to fill the chip. A second launch 
 the losses of the programs, and the parts of the gradient where rows were shared.
 
 It reads M (h' + 6) numbers and writes as many, times the number of parts; nothing has size M x M.
+Where several processes share the samples, each takes the rows of its own against all.
 Forward and gradient take 9 float32 operations per pair and feature, which limits large M; launching
 the kernels limits small M.
 """
@@ -40,17 +41,47 @@ def pair_loss(
     table: Tensor, count: Tensor, terms: Terms, weight: float, gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
     """See `atomsep.core.backend.Backend`."""
+    rows = slice(0, len(table))
+    return _sum_rows(table, count, terms, weight, gradient, rows, None, None)
+
+
+def pair_loss_of_rows(
+    table: Tensor,
+    count: Tensor,
+    terms: Terms,
+    weight: float,
+    own: slice,
+    absent: Tensor,
+    samples: Tensor,
+) -> tuple[Tensor, Tensor | None]:
+    """See `atomsep.core.backend.RowsBackend`."""
+    if own.start == own.stop:
+        return table.new_zeros(()), table[own]
+    return _sum_rows(table, count, terms, weight, True, own, absent, samples)
+
+
+def _sum_rows(
+    table: Tensor,
+    count: Tensor,
+    terms: Terms,
+    weight: float,
+    gradient: bool,
+    own: slice,
+    absent: Tensor | None,
+    present: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
     table = table.contiguous()
-    plan = _plan(*table.shape, table.device, terms, gradient, count.dtype)
+    given = own.start, own.stop - own.start, present is not None
+    plan = _plan(*table.shape, *given, table.device, terms, gradient, count.dtype)
     losses = torch.empty(plan.programs, dtype=torch.float32, device=table.device)
     slopes = parts = None
     if gradient:
         # Without an energy no pair is read, and nothing else writes the slopes of the nuclei.
-        slopes = parts = (torch.empty_like if terms.energy else torch.zeros_like)(table)
+        slopes = parts = (torch.empty_like if terms.energy else torch.zeros_like)(table[own])
         if plan.splits > 1:  # each part of the others has its own sums
-            parts = table.new_empty(plan.splits, *table.shape)
+            parts = table.new_empty(plan.splits, *slopes.shape)
     with on(table.device):
-        plan.pairs((table, count, losses, parts), (weight,))
+        plan.pairs((table, count, losses, parts, absent, present), (weight,))
         if plan.programs == 1:
             return losses.reshape(()), slopes
         loss = losses.new_empty(())
@@ -70,25 +101,47 @@ class _Plan(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _plan(
-    samples: int, pitch: int, device: torch.device, terms: Terms, gradient: bool, *kinds: object
+    samples: int,
+    pitch: int,
+    start: int,
+    owned: int,
+    counted: bool,
+    device: torch.device,
+    terms: Terms,
+    gradient: bool,
+    *kinds: object,
 ) -> _Plan:
-    """The plan for tables of this size; `kinds` are the types of the other tensors."""
-    blocks = pair_blocks(samples, pitch - FIELDS)
+    """The plan for `owned` rows, from `start` on, of tables of this size.
+
+    Args:
+        samples: rows of the table.
+        pitch: columns of the table.
+        start: the first row whose sums are wanted.
+        owned: how many.
+        counted: whether the device alone knows how many rows stand for samples.
+        device: where the table is.
+        terms: what the loss consists of.
+        gradient: whether it is wanted.
+        kinds: types of the other tensors.
+    """
+    blocks = pair_blocks(samples, pitch - FIELDS, owned)
     share = blocks.others * ceil_div(ceil_div(samples, blocks.others), blocks.splits)
     splits = ceil_div(samples, share)
     if not terms.energy:  # constraints alone: no others
         share, splits = 0, 1
-    programs = ceil_div(samples, blocks.own) * splits
+    programs = ceil_div(owned, blocks.own) * splits
+    number = 1 if counted else samples  # the kernel divides
+    pairs = 1 if counted else max(1, samples * (samples - 1))
     numbers = (
-        *(samples, pitch, splits, share, float(terms.softening)),
-        *(terms.energy / max(1, samples * (samples - 1)), terms.neutrality / samples),
-        *(terms.occupancy / samples, OCCUPANCY_TARGET),
+        *(samples, pitch, start, owned, splits, share, float(terms.softening)),
+        *(terms.energy / pairs, terms.neutrality / number),
+        *(terms.occupancy / number, OCCUPANCY_TARGET),
     )
     constants = {
         "NORM": terms.norm, "MEAN": terms.scale == "mean", "OWN": blocks.own,
         "OTHERS": blocks.others, "CHUNK": blocks.chunk,
     }  # fmt: skip
-    size = samples * pitch
+    size = owned * pitch
     grid = ceil_div(size, GATHERED) if gradient and splits > 1 else 1
     return _Plan(
         programs,
@@ -100,24 +153,31 @@ def _plan(
 
 @triton.jit
 def pairs_kernel(
-    table, count, losses, slopes, weight,
-    samples, pitch, splits, share, softening, pair_weight, neutrality, occupancy, target,
+    table, count, losses, slopes, absent, present, weight,
+    samples, pitch, start, owned, splits, share, softening,
+    pair_weight, neutrality, occupancy, target,
     NORM: tl.constexpr, MEAN: tl.constexpr, OWN: tl.constexpr, OTHERS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
     """One program: the pairs of OWN samples with a share of the others."""
+    if present is not None:
+        number = tl.load(present).to(tl.float32)
+        pair_weight /= tl.maximum(number * (number - 1), 1.0)
+        neutrality /= number
+        occupancy /= number
     pair_weight *= weight
     neutrality *= weight
     occupancy *= weight
     width = pitch - 5
     split = tl.program_id(0) % splits
-    own = tl.program_id(0) // splits * OWN + tl.arange(0, OWN)
-    inside = own < samples
+    row = tl.program_id(0) // splits * OWN + tl.arange(0, OWN)
+    own = start + row
+    inside = row < owned
     once = (split == 0).to(tl.float32)  # for what does not depend on others
     neutrality *= once
     occupancy *= once
     if slopes is not None:
-        slopes += split.to(tl.int64) * samples * pitch
+        slopes += split.to(tl.int64) * owned * pitch
     first = split * share
     p, g, net, r, unit = read_samples(table, count, pitch, own, inside, MEAN)
     # Sums over others, not yet added up within a block.
@@ -127,15 +187,18 @@ def pairs_kernel(
     g_net = tl.zeros((OTHERS, OWN), tl.float32)
     g_radius = tl.zeros((OTHERS, OWN), tl.float32)
     own_at = own.to(tl.int64) * pitch
+    row_at = row.to(tl.int64) * pitch
     for done in range(0, share, OTHERS):
         other = first + done + tl.arange(0, OTHERS)
         there = other < samples
+        if absent is not None:
+            there = there & (tl.load(absent + other, mask=there, other=1) == 0)
         p_other, g_other, net_other, r_other, _ = read_samples(
             table, count, pitch, other, there, MEAN
         )
         length = tl.zeros((OTHERS, OWN), tl.float32)
-        for start in tl.range(0, width, CHUNK, num_stages=1):
-            mine, theirs = read_nuclei(table, own, inside, other, there, start, pitch, CHUNK)
+        for chunk in tl.range(0, width, CHUNK, num_stages=1):
+            mine, theirs = read_nuclei(table, own, inside, other, there, chunk, pitch, CHUNK)
             # Features first: their sum stays within a thread.
             difference = mine[:, None, :] - tl.trans(theirs)[:, :, None]
             length += tl.sum(sizes(difference, NORM), axis=0)
@@ -160,14 +223,14 @@ def pairs_kernel(
             # d(softened)/d(raw) = raw / softened; norm 2 divides the difference by raw again.
             push = slope * inverse if NORM == 2 else slope * (raw * inverse)
             push *= 2 * pair_weight
-            for start in tl.range(0, width, CHUNK, num_stages=1):
-                mine, theirs = read_nuclei(table, own, inside, other, there, start, pitch, CHUNK)
+            for chunk in tl.range(0, width, CHUNK, num_stages=1):
+                mine, theirs = read_nuclei(table, own, inside, other, there, chunk, pitch, CHUNK)
                 # Others first: now it is their sum that stays within a thread.
                 difference = mine[None, :, :] - theirs[:, :, None]
                 part = tl.sum(directions(difference, NORM) * push[:, None, :], axis=0)
-                column = start + tl.arange(0, CHUNK)
+                column = chunk + tl.arange(0, CHUNK)
                 valid = (column < width)[:, None] & inside[None, :]
-                at = slopes + own_at[None, :] + 5 + column[:, None]
+                at = slopes + row_at[None, :] + 5 + column[:, None]
                 before = tl.load(at, mask=valid & (done > 0), other=0.0)
                 tl.store(at, before + part, mask=valid)
             tl.debug_barrier()  # another thread may add to it in the next block
@@ -180,11 +243,11 @@ def pairs_kernel(
     if slopes is not None:
         twice = 2 * pair_weight * unit
         of_net = twice * tl.sum(g_net, axis=0) + 2 * unit * neutrality * net
-        tl.store(slopes + own_at, twice * tl.sum(g_protons, axis=0), mask=inside)
-        tl.store(slopes + own_at + 1, twice * tl.sum(g_electrons, axis=0), mask=inside)
-        tl.store(slopes + own_at + 2, of_net, mask=inside)
-        tl.store(slopes + own_at + 3, 2 * occupancy * excess * unit, mask=inside)
-        tl.store(slopes + own_at + 4, pair_weight * tl.sum(g_radius, axis=0), mask=inside)
+        tl.store(slopes + row_at, twice * tl.sum(g_protons, axis=0), mask=inside)
+        tl.store(slopes + row_at + 1, twice * tl.sum(g_electrons, axis=0), mask=inside)
+        tl.store(slopes + row_at + 2, of_net, mask=inside)
+        tl.store(slopes + row_at + 3, 2 * occupancy * excess * unit, mask=inside)
+        tl.store(slopes + row_at + 4, pair_weight * tl.sum(g_radius, axis=0), mask=inside)
 
 
 @triton.jit

@@ -50,17 +50,7 @@ def pair_loss_of_rows(
     absent: Tensor,
     samples: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """What some samples contribute to the loss of all, and the loss's gradient by their rows.
-
-    Args:
-        table: statistics of all samples, and rows that stand for nobody.
-        count: number of real tokens, one per row.
-        terms: norm, softening, scale and the weights of energy and constraints.
-        weight: factor of the loss.
-        own: the samples.
-        absent: true on rows that stand for nobody.
-        samples: how many rows stand for somebody, a scalar.
-    """
+    """See `atomsep.core.backend.RowsBackend`."""
     statistics, mine = Statistics(table, count), Statistics(table[own], count[own])
     loss = (constraint_terms(mine, terms) / samples).sum()
     energies, slopes = [loss.new_zeros(())], []
@@ -107,12 +97,14 @@ def _gradient(
 
 def mean_energy(statistics: Statistics, terms: Terms) -> Tensor:
     """Mean energy over all pairs; 0 for a single sample. Not differentiable."""
-    return _mean(statistics, (rows.energy().sum() for rows in row_blocks(statistics, terms)))
+    blocks = row_blocks(statistics, terms, slopes=False)
+    return _mean(statistics, (rows.energy().sum() for rows in blocks))
 
 
 def mean_distance(statistics: Statistics, terms: Terms) -> Tensor:
     """Mean distance of nuclei over all pairs, unsoftened; 0 for a single sample."""
-    return _mean(statistics, (rows.raw.sum() for rows in row_blocks(statistics, terms)))
+    blocks = row_blocks(statistics, terms, slopes=False)
+    return _mean(statistics, (rows.raw.sum() for rows in blocks))
 
 
 def _mean(statistics: Statistics, sums: Iterable[Tensor]) -> Tensor:
@@ -126,13 +118,22 @@ BLOCK = 1 << 22
 
 
 def row_blocks(
-    statistics: Statistics, terms: Terms, own: slice | None = None, absent: Tensor | None = None
+    statistics: Statistics,
+    terms: Terms,
+    own: slice | None = None,
+    absent: Tensor | None = None,
+    *,
+    slopes: bool = True,
 ) -> Iterator[_Rows]:
-    """Blocks of rows of the matrix of pairs: of all, or of some samples with all that are there."""
+    """Blocks of rows of the matrix of pairs: of all, or of some samples with all that are there.
+
+    Without `slopes` nobody asks them for a gradient.
+    """
     samples, features = statistics.nucleus.shape
     first, last = (0, samples) if own is None else (own.start, own.stop)
     # On a GPU the gradient of torch.cdist takes memory for all features of all pairs.
-    each = samples if statistics.nucleus.device.type == "cpu" else samples * features
+    wide = slopes and statistics.nucleus.device.type != "cpu"
+    each = samples * features if wide else samples
     step = max(1, BLOCK // max(each, 1))
     for start in range(first, last, step):
         yield _Rows(statistics, terms, slice(start, min(start + step, last)), absent)

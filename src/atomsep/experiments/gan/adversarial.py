@@ -1,4 +1,4 @@
-"""The paper's DCGANs: trained as in PyTorch's example, with a method on the generator.
+"""The training of GANs: as in PyTorch's example, with a method on the generator.
 
 The method acts on the generator's last hidden layer before its activation, and its loss is added
 to the generator's. The discriminator's step does not involve it.
@@ -27,7 +27,6 @@ from atomsep.experiments.atoms_file import Atoms
 from atomsep.experiments.distances import SAMPLES, measure_distances
 from atomsep.experiments.gan.average import Average
 from atomsep.experiments.gan.breakdown import find_breakdown
-from atomsep.experiments.gan.dcgan import Discriminator
 from atomsep.experiments.gan.experiments import AVERAGED
 from atomsep.experiments.gan.fidelity import Fidelity
 from atomsep.experiments.gan.grids import write_importance, write_samples
@@ -55,18 +54,22 @@ class Gan(Task):
     Args:
         context: settings, method, seed, device.
         generator: from noise to images.
-        discriminator: from images to logits.
+        discriminator: from images to logits, with a method `with_gradient` for R1.
         training: the images.
         judge: measures how good generated images are.
+
+    Attributes:
+        shown: number of samples in a picture.
     """
 
     on_layer: MethodOnLayer
+    shown = SHOWN
 
     def __init__(
         self,
         context: Context,
         generator: nn.Module,
-        discriminator: Discriminator,
+        discriminator: nn.Module,
         training: Pictures | Stacks,
         judge: Fidelity | Modes,
     ) -> None:
@@ -84,12 +87,9 @@ class Gan(Task):
         for model in (generator, discriminator):
             model.to(memory_format=self._memory_format())
         self.average = Average(generator, settings.ema) if settings.ema else None
-        optimisers = [
-            make_optimiser(torch.optim.Adam, model.parameters(), context, betas=BETAS)
-            for model in (generator, discriminator)
-        ]
-        self.on_layer = MethodOnLayer(context, generator, optimisers[0], settings.width)
-        self.inner = generator
+        optimisers = self.make_optimisers(context, generator, discriminator)
+        self.on_layer = MethodOnLayer(context, generator, optimisers[0], settings.hidden)
+        self.inner, self.critic = generator, discriminator
         self.generator, self.generator_optimiser = self.fabric.setup(generator, optimisers[0])
         self.discriminator, self.discriminator_optimiser = self.fabric.setup(
             discriminator, optimisers[1]
@@ -103,6 +103,15 @@ class Gan(Task):
                 discriminator.compile()
         self.execute = replayed(self.compute, context, self.on_layer)
 
+    def make_optimisers(
+        self, context: Context, *networks: nn.Module
+    ) -> Sequence[torch.optim.Optimizer]:
+        """The optimisers of generator and discriminator."""
+        return [
+            make_optimiser(torch.optim.Adam, network.parameters(), context, betas=BETAS)
+            for network in networks
+        ]
+
     def _memory_format(self) -> torch.memory_format:
         """Channels last where tensor cores want it: on CUDA, in half precision."""
         half = self.settings.precision in ("bf16-mixed", "16-mixed")
@@ -113,7 +122,7 @@ class Gan(Task):
         return epoch_batches(len(self.training), self.settings.batch, self.seed, epoch, self.shard)
 
     def batches(self, epoch: int, start: int) -> Iterable[Tensor]:
-        """Images as bytes, `(M, channels, 64, 64)`."""
+        """Images as bytes, `(M, channels, side, side)`."""
         parts = self._epoch(epoch)
         order = torch.cat(parts).to(self.home)  # once per epoch
         indices = order.split([len(part) for part in parts])[start:]
@@ -122,8 +131,13 @@ class Gan(Task):
     def step(self, batch: Tensor, progress: float) -> Mapping[str, Tensor]:
         """A step of the discriminator, then one of the generator with the same fakes."""
         if self.average is not None:
-            self.average.after(round(progress * self.settings.epochs * self.steps))
+            self.average.after(self.steps_done(progress))
         return self.execute(batch)
+
+    def steps_done(self, progress: float) -> int:
+        """The number of steps before the one that starts at this share of the training."""
+        done: int = round(progress * self.settings.epochs * self.steps)
+        return done
 
     def compute(self, batch: Tensor) -> Mapping[str, Tensor]:
         """All work of a step, on the device alone: the host waits for nothing and decides nothing.
@@ -131,22 +145,18 @@ class Gan(Task):
         Returns:
             Losses of both networks, the penalty "r1" and the method's loss, where there are such.
         """
-        real = normalise(batch).to(next(self.inner.parameters()).dtype)
-        # Every process draws the noise of all and takes its own part, so that no two are equal.
-        rank, world = self.shard.rank, self.shard.world
-        shape = (len(real) * world, self.settings.z, 1, 1)
-        noise = torch.randn(shape, device=real.device)[rank::world]
-
+        real = self.enter(batch)
+        noise = self.draw(len(real))
         self.discriminator_optimiser.zero_grad()
         real_loss, penalty = self._judge_real(real)
         self.fabric.backward(sum(penalty.values(), real_loss))
         fake = self.generator(noise)
-        fake_loss = _adversarial_loss(self.discriminator(fake.detach()), 0.0)
+        fake_loss = adversarial_loss(self.discriminator(fake.detach()), 0.0)
         self.fabric.backward(fake_loss)
         self.discriminator_optimiser.step()
 
         self.generator_optimiser.zero_grad()
-        generator_loss = _adversarial_loss(self.discriminator(fake), 1.0)
+        generator_loss = adversarial_loss(self.discriminator(fake), 1.0)
         method = self.on_layer.backward(generator_loss, None)
         self.generator_optimiser.step()
         if self.average is not None:
@@ -155,14 +165,25 @@ class Gan(Task):
         losses = {"discriminator": real_loss + fake_loss, "generator": generator_loss, **penalty}
         return {**{name: loss.detach() for name, loss in losses.items()}, **method}
 
+    def enter(self, batch: Tensor) -> Tensor:
+        """Images as bytes in [-1, 1], in the type of the networks."""
+        return normalise(batch).to(next(self.inner.parameters()).dtype)
+
+    def draw(self, count: int) -> Tensor:
+        """The noise of a step, `(count, z, 1, 1)`."""
+        # Every process draws the noise of all and takes its own part, so that no two are equal.
+        rank, world = self.shard.rank, self.shard.world
+        shape = (count * world, self.settings.z, 1, 1)
+        return torch.randn(shape, device=self.fabric.device)[rank::world]
+
     def _judge_real(self, real: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The discriminator's loss of real images, and the penalty of its gradient if it is set."""
         if not self.settings.r1:
-            return _adversarial_loss(self.discriminator(real), 1.0), {}
+            return adversarial_loss(self.discriminator(real), 1.0), {}
         with self.fabric.autocast():  # a method other than forward may not have it
             logits, gradient = self.discriminator.with_gradient(real)
         penalty = self.settings.r1 / 2 * gradient.square().flatten(1).sum(1).mean()
-        return _adversarial_loss(logits.to(real.dtype), 1.0), {"r1": penalty}
+        return adversarial_loss(logits.to(real.dtype), 1.0), {"r1": penalty}
 
     def evaluate(self) -> dict[str, float]:
         """Metrics of as many samples as are set, of the generator and of its average.
@@ -228,8 +249,12 @@ class Gan(Task):
 
     def _shown(self) -> tuple[Tensor, Any]:
         """The samples of a picture, and their importance if the method measures it."""
-        images = self.sample(self._noise(SHOWN, "picture"))
+        images = self.sample(self._noise(self.shown, "picture"), self.shown_weights())
         return images, read_importance(self.on_layer.binding)
+
+    def shown_weights(self) -> Mapping[str, Tensor]:
+        """Weights that pictures are made with, in place of the generator's own."""
+        return {}
 
     def finish(self) -> list[Path]:
         """A grid of samples, and their token importance if the method measures it."""
@@ -244,5 +269,9 @@ class Gan(Task):
         return files
 
 
-def _adversarial_loss(logits: Tensor, label: float) -> Tensor:
+def adversarial_loss(logits: Tensor, label: float) -> Tensor:
+    """Cross-entropy of logits with one label for all: 1 for real images, 0 for fakes.
+
+    For the generator, whose fakes are labelled as real, it is the non-saturating loss.
+    """
     return binary_cross_entropy_with_logits(logits, torch.full_like(logits, label))

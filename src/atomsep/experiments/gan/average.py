@@ -12,8 +12,9 @@ class Average:
     r"""A copy of a model that follows its training: $a \leftarrow d a + (1 - d) w$ at each step.
 
     In the first steps d is smaller, (1 + t) / (10 + t), so that the untrained weights are soon
-    forgotten. Buffers are copied. Make it before hooks are put on the model: the copy is only a
-    place for the weights, and `torch.func.functional_call` runs the model with them.
+    forgotten. Buffers that belong to the model's state are copied. Make it before hooks are put on
+    the model: the copy is only a place for the weights, and `torch.func.functional_call` runs the
+    model with them.
 
     Args:
         model: the model that is trained.
@@ -37,6 +38,7 @@ class Average:
         self.model, self.decay = model, decay
         self.weights = deepcopy(model).requires_grad_(False)
         self.rate = torch.zeros(())
+        self.state = set(model.state_dict())
 
     def to(self, like: Tensor) -> None:
         """Move to the device and type of a tensor."""
@@ -54,5 +56,7 @@ class Average:
         change = torch._foreach_sub(model, average)
         torch._foreach_mul_(change, self.rate)
         torch._foreach_add_(average, change)
-        for held, buffer in zip(self.weights.buffers(), self.model.buffers(), strict=True):
-            held.copy_(buffer)
+        buffers = zip(self.weights.named_buffers(), self.model.buffers(), strict=True)
+        for (name, held), buffer in buffers:
+            if name in self.state:
+                held.copy_(buffer)

@@ -7,6 +7,7 @@ from copy import deepcopy
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan import pictures
@@ -75,10 +76,15 @@ def find_digits(context: Context) -> tuple[Pictures, Pictures]:
 
 def build(context: Context, read: Callable[[], Pictures], channels: int) -> Task:
     """The networks of a seed with their images."""
-    settings = context.settings
-    networks = make_networks(settings, channels)
-    embedded = context.tiny and not getattr(settings, "folder", "")
+    networks = make_networks(context.settings, channels)
+    embedded = context.tiny and not getattr(context.settings, "folder", "")
     whole = pictures.digits(channels) if embedded else read()
+    return Gan(context, *networks, *training_and_judge(context, whole))
+
+
+def training_and_judge(context: Context, whole: Pictures) -> tuple[Pictures, Fidelity]:
+    """The images to train on, and the judge: it compares with them, or with some held out."""
+    settings = context.settings
     order = torch.randperm(len(whole), generator=stream(0, "training samples"))
     held_out = None
     if context.validation:
@@ -87,19 +93,22 @@ def build(context: Context, read: Callable[[], Pictures], channels: int) -> Task
     training = whole
     if context.validation or settings.train_samples:
         training = whole.take(order[: settings.train_samples or None].sort().values)
-    fidelity = Fidelity(find_features(context, training), (held_out or training).images)
-    return Gan(context, *networks, training, fidelity)
+    return training, Fidelity(find_features(context, training), (held_out or training).images)
 
 
 def load(saved: Saved) -> TrainedGan:
     """The trained networks of a run."""
-    generator, discriminator = make_networks(saved.settings, saved.need("channels"))
+    return load_networks(saved, *make_networks(saved.settings, saved.need("channels")))
+
+
+def load_networks(saved: Saved, generator: nn.Module, discriminator: nn.Module) -> TrainedGan:
+    """Networks with the weights of a run."""
     averaged = deepcopy(generator) if saved.settings.ema else None
     saved.weights_into(generator, "generator")
     saved.weights_into(discriminator, "discriminator")
     if averaged is not None:
         saved.weights_into(averaged, "ema")
-    binding = saved.bound(generator, features=saved.settings.width)
+    binding = saved.bound(generator, features=saved.settings.hidden)
     return TrainedGan(saved, generator, discriminator, averaged, binding)
 
 

@@ -7,7 +7,7 @@ It is an ordinary gradient by the weights of another convolution (Karras et al.,
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,22 @@ class FirstPass:
     active = True
 
 
-def convolve(layer: nn.Conv2d, images: Tensor, first: FirstPass) -> Tensor:
+class Layer(Protocol):
+    """A convolution without bias, of one group and dilation 1."""
+
+    stride: Any
+    padding: Any
+
+    @property
+    def weight(self) -> Tensor:
+        """`(outputs, inputs, height, width)`."""
+
+
+def convolve(layer: Layer, images: Tensor, first: FirstPass) -> Tensor:
     """What `layer(images)` returns.
 
     Args:
-        layer: a convolution without bias, of one group and dilation 1.
+        layer: the convolution.
         images: `(M, C, H, W)`.
         first: while it is active, no gradient by the weights is computed.
     """

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from atomsep.experiments.settings import Settings, setting
+from atomsep.experiments.gan.styleswin.sizes import features_at
+from atomsep.experiments.settings import LAYOUTS, Settings, setting
 from atomsep.experiments.task import Experiment, deferred
 from atomsep.methods.registry import ATOM_MODELING, OfferedMethods
 
@@ -66,6 +67,11 @@ class DcganSettings(Settings):
         10_000, "generated images that metrics are computed over", low=NEIGHBOURS + 1
     )
 
+    @property
+    def hidden(self) -> int:
+        """Features of the generator's last hidden layer."""
+        return self.width
+
     def evaluation_points(self, steps: int) -> list[int]:
         """Numbers of steps after which the model is evaluated; see `Settings`.
 
@@ -108,6 +114,59 @@ class StackedSettings(DcganSettings):
     )
     train_samples: int = setting(128_000, "stacks of three digits to train on", low=2)
     samples: int = setting(26_000, "generated images in which modes are counted", low=1)
+
+
+@dataclass(frozen=True)
+class FacesSettings(GanSettings):
+    """Settings of StyleSwin: those of its authors for CelebA-HQ at 256 px.
+
+    800,000 steps are 853 passes over the 30,000 images of CelebA-HQ.
+    """
+
+    epochs: int = setting(853, "passes over the training images", low=1)
+    batch: int = setting(32, "samples per step, over all devices", low=1)
+    evaluate_every: int = setting(
+        50_000, "steps between evaluations, counted back from the end; 0: only at the end", low=0
+    )
+    average_last: int = setting(1, "last evaluations whose mean metrics are the result", low=1)
+    learning_rate: float = setting(5e-5, "learning rate of Adam, for the generator", low=0)
+    rate_factor: float = setting(4.0, "learning rate of the discriminator over it", low=0)
+    decay_from: float = setting(
+        0.625, "share of the training after which learning rates fall to 0", low=0, high=1
+    )
+    ema: float = setting(
+        0.9978, "decay per step of the generator's moving average; 0: none", low=0, high=1
+    )
+    r1: float = setting(
+        5.0, "factor gamma of the discriminator's gradient penalty R1; 0: none", low=0
+    )
+    r1_every: int = setting(16, "steps between two such penalties", low=1)
+    consistency: float = setting(
+        10.0, "factor of the balanced consistency of the discriminator; 0: none", low=0
+    )
+    size: int = setting(256, "height and width of the images", choices=(64, 128, 256))
+    layer: str = setting("hidden", "layer of the generator that the method acts on")
+    layout: str = setting(
+        "channels_last", "position of the tokens in the layer's output", choices=LAYOUTS
+    )
+    width: int = setting(512, "features of the generator at up to 32 px", low=8)
+    discriminator_width: int = setting(
+        0, "features of the discriminator at up to 32 px; 0: as width", low=0
+    )
+    multiplier: int = setting(2, "factor of the features at 64 px and more", low=1)
+    z: int = setting(512, "length of noise and style", low=1)
+    samples: int = setting(
+        30_000, "generated images that metrics are computed over", low=NEIGHBOURS + 1
+    )
+    folder: str = setting("", "folder of the images; if not set, that of --data")
+    unreadable: str = setting(
+        "stop", "what to do with an image that cannot be read", choices=("stop", "skip")
+    )
+
+    @property
+    def hidden(self) -> int:
+        """Features of the generator's last hidden layer of half the resolution."""
+        return features_at(self.size // 2, self.width, self.multiplier)
 
 
 MNIST = Experiment(
@@ -163,4 +222,25 @@ STACKED = replace(
     metric="modes",
     higher_is_better=True,
 )
-GANS = (MNIST, CIFAR10, OWN, STACKED)
+FACES = replace(
+    MNIST,
+    name="faces-gan",
+    title="Faces, StyleSwin",
+    summary="StyleSwin on faces, or any folder of images (--data FOLDER)",
+    settings=FacesSettings(),
+    tiny={
+        **TINY,
+        "epochs": 1,
+        "batch": 4,
+        "size": 64,
+        "width": 8,
+        "z": 8,
+        "train_samples": 72,
+        "samples": 8,
+    },
+    build=deferred("atomsep.experiments.gan.styleswin.build:build_faces"),
+    load=deferred("atomsep.experiments.gan.styleswin.build:load_faces"),
+    plain="StyleSwin",
+    learning_rates=(2.5e-5, 5e-5, 1e-4),
+)
+GANS = (MNIST, CIFAR10, OWN, STACKED, FACES)

@@ -1,8 +1,8 @@
 """The training images of the GANs: read once, resized as in the example, kept as bytes.
 
-Every image is brought to 64 px as in the example (Pillow's bilinear resize of the shorter side,
-then the centre). Those of public data sets are kept in `data/cache`, for all runs. A step then
-indexes one tensor on the training device, and needs no loading processes.
+Every image is brought to 64 px, or to the side that is set, as in the example (Pillow's bilinear
+resize of the shorter side, then the centre). Those of public data sets are kept in `data/cache`,
+for all runs. A step then indexes one tensor on the training device, and needs no loading processes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 from atomsep.experiments.cache import NoRoomError, cached_arrays
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan.dcgan import SIDE
+from atomsep.experiments.images.decoded import ahead
 from atomsep.experiments.loading import UnreadableSampleError
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
@@ -29,7 +30,7 @@ class Pictures:
     """A data set of images in memory.
 
     Attributes:
-        images: `(n, channels, 64, 64)`, bytes.
+        images: `(n, channels, side, side)`, bytes.
         labels: `(n,)`, or None where the images have none.
         unreadable: names of files that were left out because they could not be read.
     """
@@ -51,7 +52,7 @@ class Pictures:
         return replace(self, images=self.images.to(device))
 
     def batch(self, indices: Tensor) -> Tensor:
-        """Some of the images, `(M, channels, 64, 64)`."""
+        """Some of the images, `(M, channels, side, side)`."""
         return self.images[indices]
 
     def take(self, indices: Tensor) -> Pictures:
@@ -171,23 +172,24 @@ def _arrays(path: Path) -> tuple[Any, Any]:
 
 
 @cache
-def digits(channels: int) -> Pictures:
+def digits(channels: int, side: int = SIDE) -> Pictures:
     """Scikit-learn's 1,797 handwritten digits, for tiny runs."""
     import numpy as np
     from sklearn.datasets import load_digits
 
     values, labels = load_digits(return_X_y=True)
     pixels = np.round(values.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
-    return Pictures(resize(pixels, channels), torch.from_numpy(labels.astype(np.int64)))
+    return Pictures(resize(pixels, channels, side), torch.from_numpy(labels.astype(np.int64)))
 
 
-def folder(path: Path, channels: int, skip_unreadable: bool = False) -> Pictures:
+def folder(path: Path, channels: int, skip_unreadable: bool = False, side: int = SIDE) -> Pictures:
     """All images under a folder; if all are in subfolders, those are their classes.
 
     Args:
         path: the folder.
         channels: 1 for grey images, 3 for colour.
         skip_unreadable: leave out files that cannot be read, instead of stopping.
+        side: height and width to bring them to.
 
     Raises:
         ExperimentError: there is no such folder, or no image in it.
@@ -201,18 +203,25 @@ def folder(path: Path, channels: int, skip_unreadable: bool = False) -> Pictures
         )
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
     images, kept, unreadable = [], [], []
-    for file in files:
+
+    def read(index: int) -> Tensor | Exception:
         try:
-            with Image.open(file) as image:
-                images.append(_resized(image, channels))
-                kept.append(file)
+            with Image.open(files[index]) as image:
+                return _resized(image, channels, side)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            if not skip_unreadable:
-                raise UnreadableSampleError(
-                    f"{file} cannot be read ({error}); repair or remove it, or leave out such "
-                    f"files with --set unreadable=skip"
-                ) from None
+            return error
+
+    for file, image in zip(files, ahead(read, len(files)), strict=True):
+        if isinstance(image, Tensor):
+            images.append(image)
+            kept.append(file)
+        elif skip_unreadable:
             unreadable.append(str(file))
+        else:
+            raise UnreadableSampleError(
+                f"{file} cannot be read ({image}); repair or remove it, or leave out such "
+                f"files with --set unreadable=skip"
+            )
     if not images:
         found = f"none of its {len(files)} images can be read" if files else "it holds no image"
         raise ExperimentError(f"{path} cannot be trained on: {found}")
@@ -227,17 +236,17 @@ def _classes(root: Path, files: list[Path]) -> Tensor | None:
     return torch.tensor([known[name] for name in names])
 
 
-def resize(pixels: Iterable[Any], channels: int) -> Tensor:
-    """Images of 64 px from arrays `(height, width)` or `(height, width, 3)` of bytes."""
+def resize(pixels: Iterable[Any], channels: int, side: int = SIDE) -> Tensor:
+    """Images `(n, channels, side, side)` from arrays `(height, width[, 3])` of bytes."""
     from PIL import Image
 
-    return torch.stack([_resized(Image.fromarray(array), channels) for array in pixels])
+    return torch.stack([_resized(Image.fromarray(array), channels, side) for array in pixels])
 
 
-def _resized(image: Any, channels: int) -> Tensor:
-    """An image after the example's `Resize(64)` and `CenterCrop(64)`, `(channels, 64, 64)`."""
+def _resized(image: Any, channels: int, side: int) -> Tensor:
+    """An image after the example's `Resize` and `CenterCrop`, `(channels, side, side)`."""
     from torchvision.transforms import functional
 
-    image = functional.resize(image.convert("L" if channels == 1 else "RGB"), [SIDE])
-    pixels: Tensor = functional.pil_to_tensor(functional.center_crop(image, [SIDE]))
+    image = functional.resize(image.convert("L" if channels == 1 else "RGB"), [side])
+    pixels: Tensor = functional.pil_to_tensor(functional.center_crop(image, [side]))
     return pixels

@@ -110,7 +110,7 @@ def _write(
     images = np.zeros((len(samples), 3), np.int64)
     start, unreadable = 0, {}
     with growing(part / "pixels.npy", (), "uint8") as append:
-        for index, pixels in enumerate(_ahead(read, len(samples))):
+        for index, pixels in enumerate(ahead(read, len(samples))):
             if isinstance(pixels, Unreadable):
                 if not skip or pixels.for_now:  # which would be kept for good
                     raise UnreadableSampleError.of(pixels)
@@ -124,7 +124,7 @@ def _write(
     np.save(part / "unreadable.npy", np.frombuffer(json.dumps(unreadable).encode(), np.uint8))
 
 
-def _ahead(read: Callable[[int], Any], count: int) -> Iterator[Any]:
+def ahead(read: Callable[[int], Any], count: int) -> Iterator[Any]:
     """Results of `read` in order, computed by all cores; Pillow decodes without Python's lock."""
     threads = os.cpu_count() or 1
     waiting: deque[Future[Any]] = deque()

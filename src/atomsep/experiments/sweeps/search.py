@@ -21,7 +21,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atomsep.experiments.errors import ExperimentError, StoppedError
 from atomsep.experiments.machine import Machine
@@ -30,8 +30,12 @@ from atomsep.experiments.runs import RunKey
 from atomsep.experiments.sweeps.choices import SETTINGS, Point, Search, Trial, assigned
 from atomsep.experiments.sweeps.grids import best_of, between, beyond
 from atomsep.experiments.sweeps.ledger import OnEvent
-from atomsep.experiments.sweeps.sweep import Sweep
+from atomsep.experiments.sweeps.sweep import open_sweep
 from atomsep.experiments.task import Experiment, main_metric
+
+if TYPE_CHECKING:
+    from atomsep.experiments.sweeps.on_ray import RaySweep
+    from atomsep.experiments.sweeps.sweep import Sweep
 
 
 def search(
@@ -46,6 +50,7 @@ def search(
     reported: Iterable[int] = (),
     assignments: Sequence[str] = (),
     tiny: bool = False,
+    executor: str = "local",
 ) -> Search:
     """Choose learning rate, weight decay and the methods' weights, and write them to a file.
 
@@ -61,6 +66,7 @@ def search(
         assignments: settings to change, as `key=value`. A learning rate or weight decay among them
             is kept.
         tiny: the form on embedded data.
+        executor: see `run_sweep`.
 
     Raises:
         ExperimentError: seeds overlap, a weight was set, there is nothing to search, or every
@@ -86,7 +92,7 @@ def search(
     )
     grids = {"learning_rate": experiment.learning_rates, "weight_decay": experiment.weight_decays}
     plain = {name: grid for name, grid in grids.items() if grid and name not in given}
-    with Sweep(root, machine or Machine(), jobs) as sweep:
+    with open_sweep(executor, root, machine or Machine(), jobs) as sweep:
         path = held.folder(root).parents[1] / f"search-{_digest(held, given)}.json"
         explorer = Explorer(experiment, found, sweep, on_event, assignments, tiny, path)
         explorer.choose_plain(plain)
@@ -106,7 +112,7 @@ class Explorer:
         self,
         experiment: Experiment,
         found: Search,
-        sweep: Sweep,
+        sweep: Sweep | RaySweep,
         on_event: OnEvent,
         assignments: Sequence[str],
         tiny: bool,

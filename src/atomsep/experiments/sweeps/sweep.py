@@ -15,15 +15,18 @@ from __future__ import annotations
 import selectors
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.errors import ExperimentError, unknown
 from atomsep.experiments.files import writing
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.runs import RunKey
 from atomsep.experiments.sweeps.ledger import Ledger, OnEvent, SweepReport
 from atomsep.experiments.sweeps.memory import IDLE, Room, cores, free_memory, measure_host
 from atomsep.experiments.sweeps.processes import WorkerProcess, count_gpus
+
+if TYPE_CHECKING:
+    from atomsep.experiments.sweeps.on_ray import RaySweep
 
 GPU_MOST = 40
 """Runs per GPU, unless asked for more; NVIDIA MPS serves at most 48 processes."""
@@ -35,6 +38,7 @@ def run_sweep(
     machine: Machine | None = None,
     jobs: int | None = 1,
     on_event: OnEvent = lambda event: None,
+    executor: str = "local",
 ) -> SweepReport:
     """Train every unfinished trial. Ctrl-C stops all with a checkpoint and returns.
 
@@ -44,6 +48,7 @@ def run_sweep(
         machine: where to run.
         jobs: number of runs at a time; None: as many as cores and memory allow.
         on_event: is called with every event, in the calling thread.
+        executor: "local" for processes on this machine, "ray" for those of a Ray cluster.
 
     Returns:
         The results, the failures, and the trials left if it was stopped.
@@ -53,8 +58,25 @@ def run_sweep(
     """
     keys = list(trials)
     number = len({key.folder(root) for key in keys})  # with those finished: a rerun plans the same
-    with Sweep(root, machine or Machine(), jobs, number) as sweep:
+    with open_sweep(executor, root, machine or Machine(), jobs, number) as sweep:
         return sweep.run(keys, on_event)
+
+
+def open_sweep(
+    executor: str, root: Path, machine: Machine, jobs: int | None, trials: int | None = None
+) -> Sweep | RaySweep:
+    """A sweep on this machine, or on a Ray cluster.
+
+    Raises:
+        ExperimentError: there is no such executor, or it cannot be used.
+    """
+    if executor == "local":
+        return Sweep(root, machine, jobs, trials)
+    if executor != "ray":
+        raise unknown("executor", executor, ("local", "ray"))
+    from atomsep.experiments.sweeps.on_ray import RaySweep
+
+    return RaySweep(root, machine, jobs)
 
 
 class Sweep:

@@ -29,6 +29,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import lightning.fabric  # noqa: F401  # takes seconds, so it comes before the worker is ready
 import torch
 
 from atomsep.experiments.entry_points import import_extensions
