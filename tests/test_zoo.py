@@ -18,6 +18,7 @@ DIFFICULT = {
     "transformers t5:T5Model": "two lengths, two masks, tuples",
     "transformers wav2vec2:Wav2Vec2Model": "a mask of another length",
     "transformers vit:ViTModel": "a class token",
+    "transformers moonshine:MoonshineModel": "a mask of its own, which the encoder returns",
     "transformers swin:SwinModel": "windows",
     "timm test_convnext": "both conventions in one block",
     "timm test_vit": "a class token",
@@ -74,6 +75,5 @@ def test_nothing_in_the_table_fails_in_silence_and_almost_everything_attaches() 
     rows = table.read()
     counts = Counter(row["outcome"] for row in rows)
     tried = sum(counts[outcome] for outcome in page.COUNTED)
-    assert {row["model"] for row in rows if row["outcome"] == "wrong"} <= page.KNOWN.keys()
-    assert counts["crashed"] == 0
+    assert counts["wrong"] == counts["crashed"] == 0
     assert counts["exact"] >= 0.95 * tried

@@ -16,7 +16,7 @@ from benchmarks.zoo import diffusion, hub, pictures
 from benchmarks.zoo.compare import ByHand, compare
 from benchmarks.zoo.truth import SAMPLES, Subject, Truth, find_truths
 
-MOST_TRIES = 16
+MOST_TRIES = 24
 """Forms of a model that are tried: sizes, scales and kinds of inputs."""
 
 SUBJECTS = {

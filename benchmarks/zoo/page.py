@@ -12,15 +12,6 @@ PATH = Path(__file__).parent.parent.parent / "docs" / "models.md"
 COUNTED = ("exact", "refused", "warned", "wrong", "crashed")
 """Outcomes of an attempt to attach."""
 
-KNOWN = {
-    "radio:RadioModel": "ten tokens beside the image's grid, which no attribute tells",
-    "xlstm:xLSTMModel": "not explained yet",
-    "yolos:YolosModel": "a class token and a hundred detection tokens beside the image's grid",
-    "moonshine:MoonshineModel": "the model's own mask counts every 384th sample of the wave, two "
-    "tokens more than a short wave has alone; attach follows the model",
-}
-"""Models with cases that differ without a word, and why."""
-
 LIBRARIES = {
     "torchvision": "every classification builder",
     "timm": "the smallest model of every family",
@@ -89,7 +80,6 @@ def _section(title: str, outcome: str, rows: list[dict[str, str]], text: str) ->
     seen: dict[tuple[str, str, str], None] = {}
     for row in found:
         said = row["message"].split(": ", 1)[-1].split("; pass ")[0].replace("|", "\\|")
-        said = KNOWN.get(row["model"], said) if outcome == "wrong" else said
         seen[(f"{row['library']} `{row['model']}`", f"`{row['layer']}`", said)] = None
     return [*lines, *(f"| {' | '.join(cells)} |" for cells in seen)]
 
@@ -120,13 +110,16 @@ small size. Where the tokens, the padding and the class tokens are is found by r
 batches of different sizes, not by atomsep.
 
 Of {rows} cases with {models} models, {exact} ({share:.1f} %) attach and are exact, {refused} are
-refused with a sentence, {warned} give a warning about padding, {crashed} stop with another error,
+refused with a sentence, {warned} give a warning, {crashed} stop with another error,
 and {wrong} are wrong without a word. The largest error among the exact ones is {largest:.0e},
 relative to the norm of the atom loss's own gradient. Every row is in `benchmarks/results/zoo.csv`.
 ({versions})
 """
 REFUSED = "The first forward raises this error. Pass what it asks for."
-WARNED = "These give a warning: a mask that fits is not used. Pass `mask=` as it says."
+WARNED = (
+    "These give a warning: a mask that fits is not used, or tokens beside an image's grid count. "
+    "Pass what it says."
+)
 WRONG = "These attach without an error, but the gradients differ from those by hand."
 CRASHED = "These stop with an error that is not atomsep's own."
 NOT_BUILT = (
