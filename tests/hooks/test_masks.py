@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -50,6 +52,26 @@ def test_a_callable_and_none_at_all() -> None:
     torch.testing.assert_close(own, expected(MASK))
     torch.testing.assert_close(loss_with(None, X, MASK), expected(None))
     torch.testing.assert_close(loss_with(False, X, MASK), expected(None))
+
+
+def not_padding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    return ~kwargs["padding"]  # type: ignore[no-any-return]
+
+
+def test_a_function_travels_with_copies_and_a_lambda_is_named_where_it_cannot() -> None:
+    model = Model()
+    atomsep.attach(model, "linear", mask=not_padding, weight=1.0)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        twin(X, padding=~MASK)
+        [copied] = atomsep.attachments(twin)
+        torch.testing.assert_close(copied.loss(), expected(MASK))
+    model = Model()
+    attachment = atomsep.attach(model, "linear", mask=lambda args, kwargs: ~kwargs["padding"])
+    assert len(atomsep.attachments(copy.deepcopy(model))) == 1
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        pickle.dumps(model)
+    attachment.detach()
+    pickle.dumps(model)
 
 
 def test_names_that_nobody_takes() -> None:
