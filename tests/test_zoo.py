@@ -67,6 +67,24 @@ def test_the_truth_about_a_model_whose_axes_are_known() -> None:
     assert truths["scores"].problem
 
 
+def test_a_text_in_front_of_an_image_counts() -> None:
+    class Joint(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.joined = torch.nn.Identity()
+
+        def forward(self, image: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+            patches = torch.nn.functional.unfold(image, 4, stride=4).mT[..., :8]
+            return self.joined(torch.cat([text, patches], 1))  # type: ignore[no-any-return]
+
+    def inputs(samples: int, size: int) -> dict[str, torch.Tensor]:
+        shape = ((16, 16), (32, 32))[size]
+        return {"image": torch.randn(samples, 3, *shape), "text": torch.randn(samples, 7, 8)}
+
+    truths = find_truths(Subject(lambda size: Joint(), inputs, 4.0))
+    assert str(truths["joined"]) == "batch token feature"
+
+
 def test_the_page_agrees_with_the_table() -> None:
     assert page.PATH.read_text() == page.render(table.read())
 

@@ -106,7 +106,10 @@ def first_that_runs(
     for _ in range(MOST_TRIES):
         try:
             subject = next(subjects)
-            return subject, find_truths(subject)
+            truths = find_truths(subject)
+            if not truths:
+                raise ValueError("no layer has tokens")
+            return subject, truths
         except StopIteration:
             break
         except Exception as error:  # a model may raise anything
