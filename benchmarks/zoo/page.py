@@ -35,7 +35,7 @@ def render(rows: list[dict[str, str]]) -> str:
     versions += sorted({f"torch {row['torch']}" for row in rows})
     models = {(row["library"], row["model"]) for row in tried}
     chosen, begun = table.read_chosen(), len({(row["library"], row["model"]) for row in rows})
-    whole = f"all {chosen}" if begun >= chosen else f"{begun} of {chosen}"
+    whole = str(chosen) if begun >= chosen else f"{begun} (of {chosen})"
     parts = [
         HEAD.format(
             whole=whole,
@@ -106,13 +106,13 @@ layer's name, and compares the gradients of all parameters with those of a hook 
 models are chosen by a rule. Of {whole} that were tried, {models} could be built and run in a small
 size, without weights; the rest are [listed below](#not-measured). Three layers each: the one that
 [`atomsep.layers`](guide.md#finding-a-layer) recommends, one in the middle, and the last with
-tokens; models that read text or sound also with padding. Where the tokens, the padding and the class tokens are is found by running each model on
-batches of different sizes, not by atomsep.
+tokens; models that read text or sound also with padding. Where the tokens, the padding and the
+class tokens are is found by running each model on batches of different sizes, not by atomsep.
 
-Of {rows} cases, {exact} ({share:.1f} %) attach and are exact, {refused} are
-refused with a sentence, {warned} give a warning, {crashed} stop with another error,
-and {wrong} are wrong without a word. The largest error among the exact ones is {largest:.0e},
-relative to the norm of the atom loss's own gradient. Every row is in `benchmarks/results/zoo.csv`.
+Of {rows} cases, {exact} ({share:.1f} %) attach and are exact, {refused} are refused with a
+sentence, {warned} give a warning, {crashed} stop with another error, and {wrong} are wrong without
+a word. The largest error among the exact ones is {largest:.0e}, relative to the norm of the atom
+loss's own gradient. Every row is in `benchmarks/results/zoo.csv`.
 ({versions})
 """
 REFUSED = "The first forward raises this error. Pass what it asks for."
