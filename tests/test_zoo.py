@@ -9,7 +9,8 @@ import torch
 
 from benchmarks.zoo import page, table
 from benchmarks.zoo.cases import Case, rows_of
-from benchmarks.zoo.truth import Subject, find_truths
+from benchmarks.zoo.compare import ByHand
+from benchmarks.zoo.truth import Subject, Truth, find_truths
 
 DIFFICULT = {
     "transformers xlnet:XLNetModel": "(L, M, C) inside",
@@ -18,7 +19,6 @@ DIFFICULT = {
     "transformers t5:T5Model": "two lengths, two masks, tuples",
     "transformers wav2vec2:Wav2Vec2Model": "a mask of another length",
     "transformers vit:ViTModel": "a class token",
-    "transformers moonshine:MoonshineModel": "a mask of its own, which the encoder returns",
     "transformers swin:SwinModel": "windows",
     "timm test_convnext": "both conventions in one block",
     "timm test_vit": "a class token",
@@ -65,6 +65,27 @@ def test_the_truth_about_a_model_whose_axes_are_known() -> None:
     assert str(truths["turned"]) == "token batch feature, 2 in front"
     assert truths["folded"].problem == "samples folded with something else"
     assert truths["scores"].problem
+
+
+def test_a_mask_that_a_module_returns_is_that_of_its_layers() -> None:
+    """As in Moonshine, whose own mask keeps more tokens than a short sample has alone."""
+
+    class Encoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.LayerNorm(3)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            mask = torch.arange(6).expand(len(x), 6) < 4
+            return {"last_hidden_state": self.norm(x), "attention_mask": mask.int()}
+
+    model = torch.nn.Sequential(Encoder(), torch.nn.Module())
+    model.forward = lambda x: model[0](x)["last_hidden_state"]  # type: ignore[method-assign]
+    truths = {"0.norm": Truth((5, 6, 3), 0, 2, 0, 2)}
+    charge = ByHand(model, (torch.randn(5, 6, 3),), truths, padded=True).expect("0.norm")[0]
+    assert (charge != 0).sum(1).tolist() == [4] * 5
+    charge = ByHand(model, (torch.randn(5, 6, 3),), truths, padded=False).expect("0.norm")[0]
+    assert (charge != 0).all()
 
 
 def test_a_text_in_front_of_an_image_counts() -> None:
