@@ -45,6 +45,9 @@ class Outcome:
 class ByHand:
     """A training step with a hook written by hand on each layer, which keeps its output.
 
+    Where a module returns the mask of its tokens, as Moonshine's encoder does, that one counts: it
+    keeps more tokens than a short sample has alone.
+
     Args:
         model: the model.
         batch: what it is called with.
@@ -60,6 +63,12 @@ class ByHand:
         handles = [
             model.get_submodule(name).register_forward_hook(partial(self._keep, name))
             for name in truths
+        ]
+        self.masks: dict[str, Tensor] = {}
+        handles += [
+            module.register_forward_hook(partial(self._keep_mask, name))
+            for name, module in model.named_modules()
+            if name
         ]
         try:
             task = _task(_seeded(model, batch))
@@ -81,14 +90,22 @@ class ByHand:
         parts = [passed if index == key else part for index, part in enumerate(output)]
         return parts if isinstance(output, list) else tuple(parts)
 
+    def _keep_mask(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        mask = output.get("attention_mask") if isinstance(output, Mapping) else None
+        if isinstance(mask, Tensor):
+            self.masks[f"{name}."] = mask.bool()
+
+    def _mask(self, name: str, shape: torch.Size) -> Tensor | None:
+        own = (m for part, m in self.masks.items() if name.startswith(part) and m.shape == shape)
+        return next(own, self.truths[name].mask())
+
     def expect(self, name: str) -> tuple[Tensor, list[Tensor | None], float, float]:
         """Charges, gradients of the sum, the task's factor in it, and the atom gradient's norm.
 
         The factor makes both gradients equally large: an error in one is not lost in the other.
         """
-        truth = self.truths[name]
-        mask = truth.mask() if self.padded else None
-        tokens = truth.tokens(self.latents[name])
+        tokens = self.truths[name].tokens(self.latents[name])
+        mask = self._mask(name, tokens.shape[:2]) if self.padded else None
         own = _gradients(self.model, WEIGHT * _plain_loss(tokens, mask), keep=True)
         unit = _norm(own) or 1.0
         factor = unit / (_norm(self.task) or 1.0)

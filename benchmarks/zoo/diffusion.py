@@ -24,6 +24,7 @@ MOST = 2e7
 GROUPS = ("unets", "transformers", "autoencoders")
 
 NUMBERS: list[tuple[str, int]] = [
+    (r"caption_projection_dim", 32),
     (r".*num_.*layers|.*layers_per_block|.*num_layers|depth|.*num_.*blocks|n_layers", 1),
     (r".*num_.*heads", 2),
     (r".*head_dim", 16),
@@ -41,7 +42,10 @@ NUMBERS: list[tuple[str, int]] = [
 ]
 """What a number of the configuration becomes whose name matches; the first rule counts."""
 
-TIMES = ("timestep", "timestep_ratio", "t", "fps", "guidance")
+MISSING = {"in_channels": 8, "out_channels": 8, "sample_size": 16}
+"""What a number becomes that is None, but has to be given."""
+
+TIMES = ("timestep", "timestep_ratio", "timestep_r", "r_timestep", "t", "fps")
 
 
 def diffusers_names() -> list[str]:
@@ -66,28 +70,37 @@ def diffusers_subjects(name: str) -> Iterator[Subject]:
     import diffusers
 
     class_ = getattr(diffusers, name)
-    for options in (_tiny(class_), {}):
+    for options in (_tiny(class_, 16), _tiny(class_, 32), {}):
 
         def make(options: Any = options) -> nn.Module:
+            with torch.device("meta"):  # the default is often too large to be built
+                if sum(p.numel() for p in class_(**options).parameters()) > MOST:
+                    raise ValueError(f"it has over {MOST:.0e} parameters")
             torch.manual_seed(0)
             model: nn.Module = class_(**options)
-            if sum(p.numel() for p in model.parameters()) > MOST:
-                raise ValueError(f"it has over {MOST:.0e} parameters")
             return model.double().train()
 
         yield from _subjects(cache(make))
 
 
-def _tiny(class_: type) -> dict[str, Any]:
+def _tiny(class_: type, least: int) -> dict[str, Any]:
+    """A small configuration, with at least so many features where they are listed."""
     found: dict[str, Any] = {}
-    for name, parameter in inspect.signature(class_).parameters.items():
+    parameters = inspect.signature(class_).parameters
+    rotary = any(re.search(r"rope|axes", name) for name in parameters)  # parts of a head's features
+    for name, parameter in parameters.items():
         value = parameter.default
         if isinstance(value, (tuple, list)) and value and all(type(v) is int for v in value):
+            if re.search(r"rope|axes", name):
+                continue
             if re.search(r"channels|dims?$|mult", name) and max(value) > 32:
-                found[name] = type(value)(max(16, v * 64 // max(value) // 16 * 16) for v in value)
+                sizes = (v * 64 // max(value) // 16 * 16 for v in value)
+                found[name] = type(value)(max(least, size) for size in sizes)
             elif re.search(r"layers|depth|blocks", name):
                 found[name] = type(value)(min(v, 1) for v in value)
-        elif type(value) is int:
+        elif value is None and name in MISSING:
+            found[name] = MISSING[name]
+        elif type(value) is int and not (rotary and name.endswith("head_dim")):
             for pattern, small in NUMBERS:
                 if re.fullmatch(pattern, name):
                     found[name] = min(value, small)
@@ -97,30 +110,30 @@ def _tiny(class_: type) -> dict[str, Any]:
     return found
 
 
-FORMS: list[tuple[float | None, list[tuple[int, ...]]]] = [
-    (6.0, [(16, 16), (32, 48)]),
-    (6.0, [(32, 32), (64, 96)]),
-    (12.0, [(4, 16, 16), (8, 32, 48)]),
-    (None, [(24,), (16,)]),
-    (None, [(1024,), (512,)]),
+FORMS: list[tuple[str, float | None, list[tuple[int, ...]]]] = [
+    ("map", 6.0, [(16, 16), (32, 48)]),
+    ("map", 4.0, [(16, 16), (32, 32)]),
+    ("map", 6.0, [(32, 32), (64, 96)]),
+    ("map", 12.0, [(4, 16, 16), (8, 32, 48)]),
+    ("frames", 12.0, [(4, 16, 16), (8, 32, 48)]),
+    ("map", 24.0, [(1, 16, 16), (9, 32, 48)]),
+    ("tokens", None, [(24,), (16,)]),
+    ("map", None, [(1024,), (512,)]),
 ]
-"""Sizes of the main input, and how much the area grows: pictures, films, tokens and waves."""
+"""Where the channels are, how much the area grows, and sizes of the main input: pictures, films,
+films with their frames first, tokens and waves."""
 
 
 def _subjects(build: Callable[[], nn.Module]) -> Iterator[Subject]:
     """One form of the main input after the other, with whatever else is asked for."""
-    for area, sizes in FORMS:
+    for kind, area, sizes in FORMS:
 
-        def inputs(samples: int, size: int, sizes: Any = sizes) -> Batch:
+        def inputs(samples: int, size: int, kind: str = kind, sizes: Any = sizes) -> Batch:
             torch.manual_seed(size)
             model: Any = build()
             widths = (getattr(model.config, n, None) for n in ("in_channels", "input_channels"))
-            channels = next(filter(None, widths), 3)
-            shape = (
-                (channels, *sizes[size])
-                if sizes[size] not in ((24,), (16,))
-                else (*sizes[size], channels)
-            )
+            channels, (first, *rest) = next(filter(None, widths), 3), sizes[size]
+            shape = (channels, first, *rest) if kind == "map" else (first, channels, *rest)
             batch: dict[str, Any] = {}
             for name, parameter in inspect.signature(model.forward).parameters.items():
                 if name in ("hidden_states", "sample", "x"):
@@ -128,7 +141,7 @@ def _subjects(build: Callable[[], nn.Module]) -> Iterator[Subject]:
                 elif name in TIMES:
                     batch[name] = torch.arange(samples) + 1
                 elif parameter.default is parameter.empty or name in _WANTED:
-                    made = _made(name, model.config, samples)
+                    made = _made(name, model.config, samples, first)
                     if made is not None:
                         batch[name] = made
             return batch
@@ -139,16 +152,14 @@ def _subjects(build: Callable[[], nn.Module]) -> Iterator[Subject]:
 _WANTED = ("encoder_hidden_states", "pooled_projections", "class_labels", "img_ids", "txt_ids")
 
 
-def _made(name: str, config: Any, samples: int) -> Any:
+def _made(name: str, config: Any, samples: int, tokens: int) -> Any:
     """An argument beside the main one, by its name."""
     widths = (
-        "joint_attention_dim",
-        "cross_attention_dim",
-        "caption_channels",
-        "text_embed_dim",
-        "text_dim",
+        *("joint_attention_dim", "caption_channels", "cross_attention_dim", "text_embed_dim"),
+        *("text_dim", "text_hidden_dim", "cap_feat_dim", "cross_attention_input_dim"),
     )
     width = next((getattr(config, n) for n in widths if getattr(config, n, None)), None)
+    axes = len(getattr(config, "axes_dims_rope", None) or (0, 0, 0))
     if name == "encoder_hidden_states" and width is not None:
         width = width[0] if isinstance(width, (tuple, list)) else width
         return torch.randn(samples, 13, width, dtype=torch.float64)
@@ -160,6 +171,8 @@ def _made(name: str, config: Any, samples: int) -> Any:
         return torch.arange(samples)
     if name in ("original_size", "target_size", "crop_coords"):
         return torch.full((samples, 2), 16.0, dtype=torch.float64)
-    if name == "img_ids":
-        return torch.zeros(24, 3)
-    return torch.zeros(13, 3) if name == "txt_ids" else None
+    if name == "guidance":
+        return torch.ones(samples, dtype=torch.float64)
+    if name in ("img_ids", "txt_ids"):
+        return torch.zeros(tokens if name == "img_ids" else 13, axes)
+    return None

@@ -12,15 +12,6 @@ PATH = Path(__file__).parent.parent.parent / "docs" / "models.md"
 COUNTED = ("exact", "refused", "warned", "wrong", "crashed")
 """Outcomes of an attempt to attach."""
 
-KNOWN = {
-    "radio:RadioModel": "ten tokens beside the image's grid, which no attribute tells",
-    "xlstm:xLSTMModel": "not explained yet",
-    "yolos:YolosModel": "a class token and a hundred detection tokens beside the image's grid",
-    "moonshine:MoonshineModel": "the model's own mask counts every 384th sample of the wave, two "
-    "tokens more than a short wave has alone; attach follows the model",
-}
-"""Models with cases that differ without a word, and why."""
-
 LIBRARIES = {
     "torchvision": "every classification builder",
     "timm": "the smallest model of every family",
@@ -44,7 +35,7 @@ def render(rows: list[dict[str, str]]) -> str:
     versions += sorted({f"torch {row['torch']}" for row in rows})
     models = {(row["library"], row["model"]) for row in tried}
     chosen, begun = table.read_chosen(), len({(row["library"], row["model"]) for row in rows})
-    whole = f"all {chosen}" if begun >= chosen else f"so far {begun} of {chosen}"
+    whole = str(chosen) if begun >= chosen else f"{begun} (of {chosen})"
     parts = [
         HEAD.format(
             whole=whole,
@@ -89,7 +80,6 @@ def _section(title: str, outcome: str, rows: list[dict[str, str]], text: str) ->
     seen: dict[tuple[str, str, str], None] = {}
     for row in found:
         said = row["message"].split(": ", 1)[-1].split("; pass ")[0].replace("|", "\\|")
-        said = KNOWN.get(row["model"], said) if outcome == "wrong" else said
         seen[(f"{row['library']} `{row['model']}`", f"`{row['layer']}`", said)] = None
     return [*lines, *(f"| {' | '.join(cells)} |" for cells in seen)]
 
@@ -113,20 +103,23 @@ HEAD = """# Models
 
 `python -m benchmarks.zoo` attaches to models that nobody here wrote, without any argument but the
 layer's name, and compares the gradients of all parameters with those of a hook written by hand. The
-models are chosen by a rule; {whole} are in the table. Three layers each: the one that
+models are chosen by a rule. Of {whole} that were tried, {models} could be built and run in a small
+size, without weights; the rest are [listed below](#not-measured). Three layers each: the one that
 [`atomsep.layers`](guide.md#finding-a-layer) recommends, one in the middle, and the last with
-tokens; models that read text or sound also with padding. Models are built without weights, in a
-small size. Where the tokens, the padding and the class tokens are is found by running each model on
-batches of different sizes, not by atomsep.
+tokens; models that read text or sound also with padding. Where the tokens, the padding and the
+class tokens are is found by running each model on batches of different sizes, not by atomsep.
 
-Of {rows} cases with {models} models, {exact} ({share:.1f} %) attach and are exact, {refused} are
-refused with a sentence, {warned} give a warning about padding, {crashed} stop with another error,
-and {wrong} are wrong without a word. The largest error among the exact ones is {largest:.0e},
-relative to the norm of the atom loss's own gradient. Every row is in `benchmarks/results/zoo.csv`.
+Of {rows} cases, {exact} ({share:.1f} %) attach and are exact, {refused} are refused with a
+sentence, {warned} give a warning, {crashed} stop with another error, and {wrong} are wrong without
+a word. The largest error among the exact ones is {largest:.0e}, relative to the norm of the atom
+loss's own gradient. Every row is in `benchmarks/results/zoo.csv`.
 ({versions})
 """
 REFUSED = "The first forward raises this error. Pass what it asks for."
-WARNED = "These give a warning: a mask that fits is not used. Pass `mask=` as it says."
+WARNED = (
+    "These give a warning: a mask that fits is not used, or tokens beside an image's grid count. "
+    "Pass what it says."
+)
 WRONG = "These attach without an error, but the gradients differ from those by hand."
 CRASHED = "These stop with an error that is not atomsep's own."
 NOT_BUILT = (

@@ -2,8 +2,9 @@
 
 A model runs on three batches. The axis that follows the number of samples is the batch, the axes
 that follow the size of the input are the tokens, and the one that stays holds the features. Class
-tokens are what does not grow with the area of the image. The padding of a layer follows from
-running short inputs alone: what a short sample has there, without padding, is real.
+tokens are what does not grow with the area of the image, unless it is as long as another input, a
+text: these tokens count. The padding of a layer follows from running short inputs alone: what a
+short sample has there, without padding, is real.
 """
 
 from __future__ import annotations
@@ -103,10 +104,14 @@ def latent_of(output: Any) -> tuple[Any, Tensor] | None:
 def find_truths(subject: Subject) -> dict[str, Truth]:
     """The truth about every layer with tokens, in the order in which they end."""
     changed = _shapes(subject.build(1), subject.inputs(FEW, 1))
-    few = _shapes(subject.build(0), subject.inputs(FEW, 0))
+    batch = subject.inputs(FEW, 0)
+    few = _shapes(subject.build(0), batch)
+    texts = (
+        {t.shape[1] for t in batch.values() if t.dim() == 3} if isinstance(batch, dict) else set()
+    )
     usual = _shapes(subject.build(0), subject.inputs(SAMPLES, 0))
     return {
-        name: _compare(shape, few[name], changed[name], subject.area)
+        name: _compare(shape, few[name], changed[name], subject.area, texts)
         for name, shape in usual.items()
         if name in few and name in changed
     }
@@ -137,7 +142,11 @@ def _shapes(model: nn.Module, batch: Batch) -> dict[str, tuple[int, ...]]:
 
 
 def _compare(
-    usual: tuple[int, ...], few: tuple[int, ...], changed: tuple[int, ...], area: float | None
+    usual: tuple[int, ...],
+    few: tuple[int, ...],
+    changed: tuple[int, ...],
+    area: float | None,
+    texts: set[int],
 ) -> Truth:
     if () in (usual, few, changed):
         return Truth((), problem="several shapes in one forward")
@@ -166,4 +175,4 @@ def _compare(
     skip, off = divmod(area * now - then, area - 1) if len(tokens) == 1 else (0, 0)
     if off or not 0 <= skip < now:
         return Truth(usual, problem="tokens that do not grow with the image")
-    return Truth(usual, batch[0], feature, int(skip))
+    return Truth(usual, batch[0], feature, 0 if skip in texts else int(skip))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from masked_models import SMALL, check, drawn, lengths, numbers, words
-from torch import Tensor
+from torch import Tensor, nn
 
 import atomsep
 
@@ -89,6 +89,26 @@ def test_whisper_whose_encoder_gets_no_mask() -> None:
     decoder, seen = model.decoder, numbers(6, 8)
     alone = lambda: decoder(words(6), own, encoder_hidden_states=seen, use_cache=False)  # noqa: E731
     check(decoder, "layers.0", alone, own)
+
+
+def test_a_model_with_a_formula_for_its_subsampling() -> None:
+    """As Parakeet and its relatives have it, around the layer that the mask is needed at."""
+
+    class Spectra(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv1d(6, 8, 3, 2)
+            self.norm = nn.LayerNorm(8)
+
+        def _get_subsampling_output_length(self, lengths: Tensor) -> Tensor:
+            return (lengths - 3) // 2 + 1
+
+        def forward(self, spectra: Tensor, attention_mask: Tensor) -> Tensor:
+            return self.norm(self.conv(spectra.mT).mT)  # type: ignore[no-any-return]
+
+    model, mask = drawn(Spectra()), lengths(13, 8, 5, length=13)
+    run = lambda: model(numbers(13, 6), attention_mask=mask)  # noqa: E731
+    check(model, "norm", run, lengths(6, 3, 2, length=6))
 
 
 def test_windows_that_lengthen_the_tokens() -> None:

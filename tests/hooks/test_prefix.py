@@ -38,6 +38,7 @@ class Vision(nn.Module):
         ({"cls_token": 1, "distillation_token": 1}, 2),
         ({"cls_token": 1, "reg_token": 4}, 5),
         ({"cls_token": 1, "register_tokens": 3}, 4),
+        ({"cls_register_token": 10}, 10),
         ({"cls_token2": 1}, 1),
     ],
 )
@@ -128,9 +129,24 @@ def test_tokens_of_another_part_of_the_model() -> None:
     assert near.of(7, image, other_inputs=True) is None
 
 
-def test_tokens_that_fit_no_grid_all_count_and_that_is_shown() -> None:
-    model = Vision(cls_token=1, detection_tokens=2)
-    attachment = atomsep.attach(model, "norm")
-    model(torch.randn(2, 3, 16, 16))
-    assert attachment.importance.shape == (2, 19)
+@pytest.mark.parametrize("size", [(16, 16), (18, 14)])
+def test_tokens_that_fit_no_grid_all_count_and_that_is_said(size: tuple[int, int]) -> None:
+    model, images = Vision(cls_token=1, detection_tokens=2), torch.randn(2, 3, *size)
+    attachment = atomsep.attach(model, "norm", weight=1.0)
+    with pytest.warns(atomsep.AtomWarning, match="the rest is not a grid .* or skip_tokens=0"):
+        latent = model(images)
+    model(images)  # once
+    assert attachment.importance.shape == latent.shape[:2]
     assert "class tokens, but which tokens they are is not certain" in repr(attachment)
+    attachment.detach()
+    for given in (0, 3):
+        with atomsep.attach(model, "norm", skip_tokens=given) as explicit:
+            model(images)
+            assert explicit.importance.shape == (2, latent.shape[1] - given)
+    real = torch.ones(latent.shape[:2], dtype=torch.bool)
+    real[:, 0] = real[:, -2:] = False
+    with atomsep.attach(
+        model, "norm", weight=1.0, skip_tokens=0, mask=lambda args, kwargs: real
+    ) as masked:
+        latent = model(images)
+        torch.testing.assert_close(masked.loss(), atomsep.AtomLoss()(latent[:, 1:-2]))

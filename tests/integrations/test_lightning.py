@@ -130,24 +130,36 @@ def test_validation_has_no_atom_loss(tmp_path: Path) -> None:
     ]
 
 
-def test_mixed_precision(tmp_path: Path) -> None:
-    module = Module().float()
+@pytest.mark.parametrize(
+    ("precision", "kept", "computed"),
+    [
+        ("64-true", torch.float64, torch.float64),
+        ("32-true", torch.float32, torch.float32),
+        ("bf16-mixed", torch.float32, torch.bfloat16),
+        ("bf16-true", torch.bfloat16, torch.bfloat16),
+    ],
+)
+def test_every_precision(precision: str, kept: Any, computed: Any, tmp_path: Path) -> None:
+    """Weights are kept in one precision, and layers compute in another; float16 needs a GPU."""
+    module = Module().to(kept)
     attachment = atomsep.attach(module, "net.0", weight=WEIGHT)
-    fit = trainer(tmp_path, AtomModeling(attachment), precision="bf16-mixed", max_steps=3)
-    single = [(x.float(), labels) for x, labels in loader()]
+    fit = trainer(tmp_path, AtomModeling(attachment), precision=precision, max_steps=3)
+    single = [(x.to(kept), labels) for x, labels in loader()]
     fit.fit(module, torch.utils.data.DataLoader(single, batch_size=None))  # type: ignore[arg-type]
-    net = Module().net.float()
+    net = Module().net.to(kept)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    for x, labels in list(loader())[:3]:
-        with torch.autocast("cpu", torch.bfloat16):
-            latent = net[0](x.float())
+    for x, labels in single[:3]:
+        with torch.autocast("cpu", computed, enabled="mixed" in precision):
+            latent = net[0](x)
             task = F.cross_entropy(net[1:](latent), labels)
         optimizer.zero_grad()
-        (task + WEIGHT * plain_loss(latent.float())).backward()
+        wide = latent if computed.itemsize > 2 else latent.float()
+        (task + WEIGHT * plain_loss(wide)).backward()
         optimizer.step()
-    # the gradient of the latent is rounded to bfloat16 in both, once as a sum
+    # the gradient of a narrow latent is rounded in both, once as a sum
+    tolerance = {4: 1e-5, 8: 1e-12}.get(computed.itemsize, 2e-2)
     torch.testing.assert_close(
-        dict(module.net.state_dict()), dict(net.state_dict()), rtol=2e-2, atol=2e-3
+        dict(module.net.state_dict()), dict(net.state_dict()), rtol=tolerance, atol=tolerance / 10
     )
 
 

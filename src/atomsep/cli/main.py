@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from typing import NoReturn
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 from atomsep.cli.printable import printable
-from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.errors import ExperimentError, as_settings
 
 FAILED, MISUSED, STOPPED = 1, 2, 130
 """Exit codes: an error; wrong usage; interrupted, to continue with the same command."""
@@ -23,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     try:
-        raise SystemExit(_run([word for word in words if word != "--debug"]))
+        with plain_warnings():
+            raise SystemExit(_run([word for word in words if word != "--debug"]))
     except KeyboardInterrupt:
         sentence, code = "stopped", STOPPED
     except Exception as error:
@@ -43,6 +46,23 @@ def _run(arguments: list[str]) -> int:
     if code == STOPPED:  # how typer returns a KeyboardInterrupt
         raise KeyboardInterrupt
     return code or 0
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """A block in which a warning about a layer is a sentence, without a line of source code."""
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
+            if category.__name__ != "AtomWarning":  # its class would bring torch
+                return others(message, category, *place, **more)
+            text = str(message)
+            sentence = as_settings(text) if "attach" in text else text
+            return print(printable(f"atomsep: {sentence}"), file=sys.stderr)
+
+        warnings.showwarning = show
+        yield
 
 
 def explain(error: Exception) -> tuple[str, int]:

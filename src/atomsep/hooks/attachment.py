@@ -71,7 +71,8 @@ def attach(
         mask: None uses the `attention_mask` or `key_padding_mask` of the calls around the layer, a
             name uses the argument of that name, a callable `(args, kwargs) -> mask` computes the
             mask from the model's arguments, and False uses no mask. Masks have shape `(M, L)` or
-            `(M, H, W)` and are true on real tokens; a `key_padding_mask` is true on padding.
+            `(M, H, W)` and are true on real tokens; a `key_padding_mask` is true on padding. To
+            pickle an attached model, define the callable at the top of a module.
         select: index or key of the tensor if the layer returns a tuple or a mapping.
         skip_tokens: number of tokens in front to leave out, or "auto" for the class, distillation
             and register tokens of a vision transformer.

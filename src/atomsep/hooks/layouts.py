@@ -19,6 +19,11 @@ from atomsep.hooks.witnesses import Decision, Witnesses
 
 _UNSURE = "the model has class tokens, but which tokens they are is not certain: all count"
 
+_NO_GRID = (
+    "layer {!r} has {} tokens. The model has class tokens, but without them the rest is not a grid "
+    "of the image, and all of them count. Pass skip_tokens= to leave out tokens in front, mask= to "
+    "leave out others, or skip_tokens=0 to keep them all"
+)
 
 _ONE_MORE = (
     "layer {!r} has {} tokens, one more than a grid of the image, and all of them count. If the "
@@ -127,9 +132,11 @@ class LayoutFinder:
         images = self.input.images
         other_inputs = len(images) < len(self.input.shapes)
         eager = not torch.compiler.is_compiling()
-        if eager and not other_inputs and self.prefix.misses(tokens, images):
-            tell_once(self.told, "prefix", _ONE_MORE.format(self.name, tokens))
-        return self.prefix.of(tokens, images, other_inputs=other_inputs)
+        skip = self.prefix.of(tokens, images, other_inputs=other_inputs)
+        if eager and not other_inputs and (skip is None or self.prefix.misses(tokens, images)):
+            message = _NO_GRID if skip is None else _ONE_MORE
+            tell_once(self.told, "prefix", message.format(self.name, tokens))
+        return skip
 
     def describe(self, read_as: tuple[Layout, tuple[int, ...]] | None = None) -> str:
         """What was decided for the last new shape, and why.

@@ -15,7 +15,7 @@ from atomsep.core.layout import Layout
 from atomsep.hooks.mask_hosts import true_on_padding
 from atomsep.hooks.masks import Calls, Mask
 
-_LENGTHS = "_get_feat_extract_output_lengths"
+_LENGTHS = ("_get_feat_extract_output_lengths", "_get_subsampling_output_length")
 """How Hugging Face's audio models compute the length after their convolutions."""
 
 
@@ -27,8 +27,9 @@ class MaskFit:
     """
 
     def __init__(self, around: Sequence[nn.Module]) -> None:
-        self.resizing = [module for module in reversed(around) if hasattr(module, _LENGTHS)]
-        self.options: dict[tuple[int, int], tuple[nn.Module, dict[str, Any]] | None] = {}
+        modules = reversed(around)
+        self.formulas = [(m, name) for m in modules for name in _LENGTHS if hasattr(m, name)]
+        self.found: dict[tuple[int, int], tuple[nn.Module, str, dict[str, Any]] | None] = {}
 
     def __call__(self, calls: Calls, layout: Layout, latent: Tensor) -> Tensor | None:
         """The mask as `(M, N)`, true on real tokens; None if no mask belongs to the tokens.
@@ -68,21 +69,27 @@ class MaskFit:
     def _resized(self, mask: Mask, tokens: int) -> Tensor | None:
         """A mask of the model's input for what its convolutions turn it into."""
         length = mask.value.shape[1]
-        if (length, tokens) not in self.options:
-            self.options[length, tokens] = self._find_resizing(length, tokens)
-        found = self.options[length, tokens]
+        if (length, tokens) not in self.found:
+            self.found[length, tokens] = self._find_formula(length, tokens)
+        found = self.found[length, tokens]
         if found is None:
             return None
-        module, options = found
-        lengths: Tensor = getattr(module, _LENGTHS)(real_tokens(mask).sum(1), **options)
+        module, name, options = found
+        lengths: Tensor = getattr(module, name)(real_tokens(mask).sum(1), **options)
         return torch.arange(tokens, device=lengths.device) < lengths.unsqueeze(1)
 
-    def _find_resizing(self, length: int, tokens: int) -> tuple[nn.Module, dict[str, Any]] | None:
-        """The module whose formula turns a length into so many tokens, and how to call it."""
-        for module in self.resizing:
-            for options in _ways_to_call(module):
-                if _lengths(module, torch.tensor([length]), options) == tokens:
-                    return module, options
+    def _find_formula(
+        self, length: int, tokens: int
+    ) -> tuple[nn.Module, str, dict[str, Any]] | None:
+        """The method of a module that turns a length into so many tokens, and how to call it."""
+        for module, name in self.formulas:
+            method = getattr(module, name)
+            adapts = "add_adapter" in inspect.signature(method).parameters
+            # With and without what follows the convolutions.
+            for options in [{"add_adapter": False}, {}] if adapts else [{}]:
+                found = method(torch.tensor([length]), **options)
+                if isinstance(found, Tensor) and found.numel() == 1 and int(found) == tokens:
+                    return module, name, options
         return None
 
 
@@ -164,14 +171,3 @@ def _misfit(mask: Mask, layout: Layout, latent: Tensor) -> str:
         f"{message}. Pass mask=, a function (args, kwargs) -> mask of the model's arguments that "
         f"gives the mask of these tokens"
     )
-
-
-def _ways_to_call(module: nn.Module) -> list[dict[str, Any]]:
-    """With and without what follows the convolutions."""
-    taken = inspect.signature(getattr(module, _LENGTHS)).parameters
-    return [{"add_adapter": False}, {}] if "add_adapter" in taken else [{}]
-
-
-def _lengths(module: nn.Module, lengths: Tensor, options: dict[str, Any]) -> int | None:
-    found = getattr(module, _LENGTHS)(lengths, **options)
-    return int(found) if isinstance(found, Tensor) and found.numel() == 1 else None

@@ -117,9 +117,14 @@ def _hosts_on(modules: list[nn.Module], names: list[str], source: str | None) ->
         else:
             complete = not hosts or bool(_kinds(parameters))
             hosts.append(Host(module, argument, belongs is True, complete))
-    if wrappers and hosts:
-        hosts = [*(hosts[0]._replace(module=module) for module in wrappers), *hosts]
-    return hosts
+    if hosts:
+        return [*(hosts[0]._replace(module=module) for module in wrappers), *hosts]
+    if source in (None, ATTENTION_MASK):
+        # A model that needs no mask, as recurrent ones do not, may be given one all the same.
+        kinds = [_kinds(parameters_of(module)) for module in wrappers]
+        pairs = zip(wrappers, kinds, strict=True)
+        return [Host(module, ATTENTION_MASK) for module, kind in pairs if kind == {"text"}]
+    return []
 
 
 def _argument(parameters: Sequence[str], side: str | None, source: str | None) -> str | None:

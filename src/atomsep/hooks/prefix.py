@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-_TOKENS = re.compile(r"(cls|class|dist|distillation|reg|register)_(tokens?|embedding)\d*")
-"""Names of parameters that hold such tokens, `(C,)` or `(1, n, C)`; CoaT numbers them."""
+_TOKENS = re.compile(r"((cls|class|dist|distillation|reg|register)_)+(tokens?|embedding)\d*")
+"""Names of parameters that hold such tokens: `(C,)`, `(n, C)` or `(1, n, C)`; CoaT numbers them."""
 
 
 class Prefix:
