@@ -155,7 +155,7 @@ class Link:
         fits = samples <= self.capacity
         height = 1 + self.capacity
         block = table.new_zeros(height, width + 1)
-        block[0, 0] = samples
+        block[0, 0].fill_(samples)  # an assignment would copy from the host, which waits
         if fits:
             block[1 : 1 + samples, :width] = table
             block[1 : 1 + samples, width] = count

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -59,7 +60,7 @@ class RaySweep:
 
     def __enter__(self) -> RaySweep:
         if self.started:
-            self.ray.init(log_to_driver=False, logging_level="ERROR")
+            self.ray.init(log_to_driver=False, logging_level=logging.ERROR)
         return self
 
     def __exit__(self, *error: object) -> None:
