@@ -6,7 +6,7 @@ VENV := .venv
 OLDEST := .venv-oldest
 RUN := $(VENV)/bin
 
-.PHONY: demo test test-fast lint docs docs-serve bench test-oldest lock clean help
+.PHONY: demo test test-fast lint docs docs-serve bench study-tables test-oldest lock clean help
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,6 +33,9 @@ docs-serve: $(VENV)/ready  ## Serve the documentation on this machine
 
 bench: $(VENV)/ready  ## Measure speed and memory against named alternatives
 	$(RUN)/python -m benchmarks.cpu
+
+study-tables: $(VENV)/ready  ## Fill in the tables of docs/results/ from the collected runs
+	$(RUN)/python -m study tables
 
 test-oldest: $(OLDEST)/ready  ## The tests on the oldest supported dependencies
 	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal -W "ignore::DeprecationWarning"  # of old libraries on newer ones

