@@ -9,7 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.machine import Machine
 from atomsep.experiments.runs import Run, RunKey
+
+
+def check_places(jobs: int | None, machine: Machine) -> None:
+    """Whether a sweep can train so many runs at a time there.
+
+    Raises:
+        ExperimentError: `jobs` is below 1, or `machine` has several devices.
+    """
+    if jobs is not None and jobs < 1:
+        raise ExperimentError(f"--jobs must be at least 1, not {jobs}")
+    if machine.devices > 1:
+        raise ExperimentError(
+            f"a sweep trains each run on one device, not on {machine.devices}; --jobs uses several"
+        )
 
 
 @dataclass(frozen=True)

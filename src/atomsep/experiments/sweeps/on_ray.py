@@ -20,7 +20,7 @@ from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.files import writing
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.runs import RunKey
-from atomsep.experiments.sweeps.ledger import Ledger, OnEvent, SweepReport
+from atomsep.experiments.sweeps.ledger import Ledger, OnEvent, SweepReport, check_places
 
 RETRIES = 3
 """How often a trial is started again whose process or machine died."""
@@ -48,13 +48,7 @@ class RaySweep:
             import ray
         except ImportError:
             raise ExperimentError('--executor ray needs Ray: pip install "atomsep[ray]"') from None
-        if jobs is not None and jobs < 1:
-            raise ExperimentError(f"--jobs must be at least 1, not {jobs}")
-        if machine.devices > 1:
-            raise ExperimentError(
-                f"a sweep trains each run on one device, not on {machine.devices}; --jobs uses "
-                f"several"
-            )
+        check_places(jobs, machine)
         self.ray, self.root, self.machine, self.jobs = ray, root, machine, jobs
         self.started = not ray.is_initialized()
 

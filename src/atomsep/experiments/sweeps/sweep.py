@@ -21,7 +21,7 @@ from atomsep.experiments.errors import ExperimentError, unknown
 from atomsep.experiments.files import writing
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.runs import RunKey
-from atomsep.experiments.sweeps.ledger import Ledger, OnEvent, SweepReport
+from atomsep.experiments.sweeps.ledger import Ledger, OnEvent, SweepReport, check_places
 from atomsep.experiments.sweeps.memory import IDLE, Room, cores, free_memory, measure_host
 from atomsep.experiments.sweeps.processes import WorkerProcess, count_gpus
 
@@ -95,13 +95,7 @@ class Sweep:
     def __init__(
         self, root: Path, machine: Machine, jobs: int | None, trials: int | None = None
     ) -> None:
-        if jobs is not None and jobs < 1:
-            raise ExperimentError(f"--jobs must be at least 1, not {jobs}")
-        if machine.devices > 1:
-            raise ExperimentError(
-                f"a sweep trains each run on one device, not on {machine.devices}; --jobs uses "
-                f"several"
-            )
+        check_places(jobs, machine)
         self.root, self.machine, self.asked, self.trials = root, machine, jobs, trials
         self.gpus: list[Room] = []
         self.workers: list[WorkerProcess] = []
