@@ -12,6 +12,7 @@ from atomsep.experiments.sweeps.ledger import Event
 from atomsep.experiments.sweeps.mps import share_gpu
 from atomsep.experiments.sweeps.sweep import run_sweep
 from study import questions, results, tables
+from study.tasks import TASKS
 
 
 def tell(event: Event) -> None:
@@ -27,6 +28,8 @@ def train(runs: list[questions.Planned], given: argparse.Namespace) -> None:
     report = run_sweep([each.key for each in runs], given.out, machine, given.jobs or None, tell)
     for failure in report.failed:
         print(f"{failure.key.method}, seed {failure.key.seed}: {failure.reason} ({failure.log})")
+    if report.left:  # Ctrl-C; the same command continues
+        raise SystemExit(130)
 
 
 def run(given: argparse.Namespace) -> None:
@@ -40,7 +43,9 @@ def run(given: argparse.Namespace) -> None:
         rest: list[questions.Planned] = []
         for task in given.tasks:
             tuned = results.choose(task, given.data, given.out)
-            print(f"{task}: {tuned}", flush=True)
+            name = TASKS[task].tuned[0]
+            found = "no value could be chosen, so it is left out" if tuned is None else f"{tuned:g}"
+            print(f"{task}: {name} {found}", flush=True)
             if tuned is not None:
                 rest += questions.plan_comparison(question, task, given.data, tuned)
         wanted = ("plain", *(given.methods or question.methods))
@@ -66,12 +71,12 @@ def main() -> None:
     if given.question is None:
         parser.error(f"name a question: {', '.join(questions.QUESTIONS)}")
     import_extensions(["study.rules"])
-    given.data = given.data.resolve()
-    known = questions.QUESTIONS[given.question].tasks
-    given.tasks = given.tasks or list(known)
-    unknown = [task for task in given.tasks if task not in known]
-    if unknown:
-        parser.error(f"no task {unknown[0]!r} in {given.question}; it has {', '.join(known)}")
+    question = questions.QUESTIONS[given.question]
+    given.tasks = given.tasks or list(question.tasks)
+    for names, known in ((given.tasks, question.tasks), (given.methods or (), question.methods)):
+        for name in names:
+            if name not in known:
+                parser.error(f"{given.question} has no {name!r}, only {', '.join(known)}")
     if given.do == "run":
         run(given)
     for task in given.tasks:

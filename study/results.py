@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -60,28 +61,36 @@ def read(question: str, task: str) -> list[Row]:
 
 
 def choose(task: str, data: Path, out: Path) -> float | None:
-    """The value of the tuned setting with the best mean metric; None if runs are missing."""
+    """The value of the tuned setting with the best mean metric.
+
+    A value is out if one of its runs has no finite metric, or failed: it left a log, but no result.
+    None if there are runs that were not tried.
+    """
     found: dict[float, list[float]] = {}
     for each in plan_tuning(task, data):
-        result = Run(each.key.folder(out)).read_result()
-        if result is None:
+        run = Run(each.key.folder(out))
+        result = run.read_result()
+        if result is None and not (run.folder / "log.txt").exists():
             return None
-        metric = result["metrics"][TASKS[task].metrics[0]]
-        found.setdefault(each.tuned, []).append(TASKS[task].sign * metric)
-    return max(found, key=lambda value: mean(found[value]))
+        metric = math.nan if result is None else result["metrics"][TASKS[task].metrics[0]]
+        gain = TASKS[task].sign * metric if math.isfinite(metric) else -math.inf
+        found.setdefault(each.tuned, []).append(gain)
+    best = max(found, key=lambda value: mean(found[value]))
+    return best if math.isfinite(mean(found[best])) else None
 
 
 def collect(question: str, task: str, data: Path, out: Path) -> int:
-    """Write the finished runs of a question and task; returns their number."""
+    """Add the finished runs of a question and task to those collected; returns their number."""
     tuned = choose(task, data, out)
     runs = list(plan_tuning(task, data))
     if tuned is not None:
         runs += plan_comparison(QUESTIONS[question], task, data, tuned)
-    rows = [row for each in runs if (row := _row(each, out)) is not None]
+    found = [*read(question, task), *(row for each in runs if (row := _row(each, out)))]
+    rows = {(row.phase, row.method, row.strength, row.tuned, row.seed): row for row in found}
     if rows:
         path = file_of(question, task)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(vars(row)) + "\n" for row in rows))
+        path.write_text("".join(json.dumps(vars(row)) + "\n" for row in rows.values()))
     return len(rows)
 
 

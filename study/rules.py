@@ -17,8 +17,8 @@ for: the norm of the loss's gradient at the layer over that of the task's gradie
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +26,9 @@ from torch.autograd.function import FunctionCtx
 
 from atomsep.experiments.gan import pictures
 from atomsep.experiments.gan.adversarial import Gan
+from atomsep.experiments.gan.build import training_and_judge
 from atomsep.experiments.gan.dcgan import Discriminator, Generator, initialise
 from atomsep.experiments.gan.experiments import MNIST, GanSettings
-from atomsep.experiments.gan.features import find_features
-from atomsep.experiments.gan.fidelity import Fidelity
 from atomsep.experiments.gan.pictures import Pictures
 from atomsep.experiments.registry import register_experiment
 from atomsep.experiments.task import Context, Task
@@ -82,6 +81,7 @@ class RuledAtom(Atom):
         self.rule, self.steps = rule, steps
         self.register_buffer("step", torch.zeros(()))
         self.register_buffer("log_weight", torch.zeros(()))  # the sum over the first steps
+        self.register_buffer("counted", torch.zeros(()))  # those of them in which there was one
 
     def weigh(self, share: float, own: Tensor, task: Tensor) -> Tensor:
         """The weight of this step. Runs in the backward pass, on the device, without waiting."""
@@ -92,10 +92,11 @@ class RuledAtom(Atom):
         exact = torch.where(usable, share * task_norm / own_norm, 0)
         measuring = (self.step < CALIBRATION) & usable
         self.log_weight += torch.where(measuring, exact.clamp_min(1e-30).log(), 0)
+        self.counted += measuring
         self.step += 1
         if self.rule == "share":
             return exact
-        calibrated = (self.log_weight / self.step.clamp(1, CALIBRATION)).exp()
+        calibrated = (self.log_weight / self.counted.clamp_min(1)).exp()
         if self.rule == "capped":
             return torch.minimum(exact, calibrated)
         weight = torch.where(self.step <= CALIBRATION, exact, calibrated)
@@ -156,7 +157,6 @@ class RuledBinding(Binding):
         self.reader.remove()
 
 
-RULES: tuple[Literal["share", "calibrated", "capped", "decay", "warm-up"], ...]
 RULES = ("share", "calibrated", "capped", "decay", "warm-up")
 for _rule in RULES:
     if f"atom-{_rule}" not in METHODS:
@@ -198,11 +198,6 @@ class DigitGenerator(Generator):
         self.apply(initialise)
 
 
-@dataclass(frozen=True)
-class DigitsSettings(GanSettings):
-    """Those of the other GANs."""
-
-
 def build_digits(context: Context) -> Task:
     """A GAN on scikit-learn's digits at 16 px."""
     settings = context.settings
@@ -213,8 +208,7 @@ def build_digits(context: Context) -> Task:
     whole = pictures.digits(1)
     small = torch.nn.functional.adaptive_avg_pool2d(whole.images.float(), 16).round().byte()
     training = Pictures(small, whole.labels)
-    fidelity = Fidelity(find_features(context, training), training.images)
-    return Gan(context, *networks, training, fidelity)
+    return Gan(context, *networks, *training_and_judge(context, training))
 
 
 register_experiment(
@@ -223,7 +217,7 @@ register_experiment(
         name="digits-gan",
         title="Digits, DCGAN",
         summary="a small DCGAN on scikit-learn's digits at 16 px, for a CPU",
-        settings=DigitsSettings(
+        settings=GanSettings(
             epochs=80,
             learning_rate=5e-4,
             evaluate_every=280,

@@ -47,7 +47,11 @@ def compared(rows: list[Row], metric: str) -> dict[Arm, Comparison]:
 def worst_and_mean() -> str:
     """Rules for the strength over all tasks: mean paired differences, in per cent of plain."""
     question = QUESTIONS["strength"]
-    tasks = [name for name in question.tasks if read("strength", name)]
+    tasks = [
+        name
+        for name in question.tasks
+        if ("plain", 0.0) in values_of(read("strength", name), TASKS[name].metrics[0])
+    ]
     gains: dict[Arm, dict[str, float]] = {}
     for name in tasks:
         task, rows = TASKS[name], read("strength", name)

@@ -77,10 +77,16 @@ def find_folders(given: list[Path]) -> list[Path]:
     """
     found: dict[Path, None] = {}
     for folder in given:
-        own = sorted(Run(path.parent).folder for path in folder.rglob("result.json"))
+        own = sorted(path.parent for path in folder.rglob("result.json") if _is_reported(path))
         if not own:
             raise ExperimentError(
                 f"there is no finished run under {folder}; name a folder such as runs/pets"
             )
         found |= dict.fromkeys(own)
     return list(found)
+
+
+def _is_reported(result: Path) -> bool:
+    """Whether a result is of the test samples, not of those that a search holds out."""
+    found = Run(result.parent).read_result()
+    return found is not None and not found.get("validation", False)

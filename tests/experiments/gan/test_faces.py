@@ -218,16 +218,17 @@ def test_a_crashed_run_continues_as_if_nothing_had_happened(
             assert torch.equal(value, models[1][name][entry]), (name, entry)
 
 
-def test_images_come_from_the_folder_of_the_data(tmp_path: Path) -> None:
+def test_images_come_from_the_folder_that_is_set(tmp_path: Path) -> None:
     for number in range(6):
         Image.new("RGB", (140, 150 + number), (40 * number, 0, 0)).save(tmp_path / f"{number}.png")
-    key = run_key(FACES, "plain", 0, ["size=128"])
+    key = run_key(FACES, "plain", 0, ["size=128", f"folder={tmp_path}"])
     fabric = make_fabric(Machine(device="cpu"), "32-true")
-    found = find_images(Context(key.settings, "plain", 0, fabric, tmp_path))
+    found = find_images(Context(key.settings, "plain", 0, fabric, Machine().data))
     assert found.images.shape == (6, 3, 128, 128)
     assert found.images[:, 0].flatten(1).amax(1).tolist() == [40 * n for n in range(6)]
-    with pytest.raises(ExperimentError, match="name the folder of the images with --data FOLDER"):
-        find_images(Context(key.settings, "plain", 0, fabric, Machine().data))
+    default = run_key(FACES, "plain", 0)
+    with pytest.raises(ExperimentError, match=r"celeba-hq; name the folder .* --set folder=PATH"):
+        find_images(Context(default.settings, "plain", 0, fabric, tmp_path))
 
 
 def test_a_checkpoint_of_a_narrow_network_is_small() -> None:

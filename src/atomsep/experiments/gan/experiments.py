@@ -226,7 +226,7 @@ FACES = replace(
     MNIST,
     name="faces-gan",
     title="Faces, StyleSwin",
-    summary="StyleSwin on faces, or any folder of images (--data FOLDER)",
+    summary="StyleSwin on faces, or any folder of images (folder=PATH)",
     settings=FacesSettings(),
     tiny={
         **TINY,

@@ -78,7 +78,7 @@ class RaySweep:
                     ledger.progress(key, 0.0)
                 ended, _ = self.ray.wait(list(running), timeout=LOOK_EVERY)
                 for reference in ended:
-                    self._book(reference, running.pop(reference), ledger)
+                    self._book(reference, running.pop(reference), ledger, len(running))
         except KeyboardInterrupt:
             self._stop(running, ledger)
         return ledger.report()
@@ -107,7 +107,7 @@ class RaySweep:
         task = self.ray.remote(num_cpus=1, num_gpus=share, max_retries=RETRIES)(_work)
         return task.remote(json.dumps(trial), os.getcwd())
 
-    def _book(self, reference: Any, key: RunKey, ledger: Ledger) -> None:
+    def _book(self, reference: Any, key: RunKey, ledger: Ledger, beside: int) -> None:
         try:
             last = self.ray.get(reference)
         except self.ray.exceptions.RayError as error:
@@ -116,6 +116,9 @@ class RaySweep:
             return
         if "finished" in last:
             ledger.finish(key)
+        elif "crowded" in last and beside:  # memory ran out: try again with fewer beside it
+            self.jobs = beside
+            ledger.put_back(key)
         else:
             [reason] = last.values()
             ledger.fail(key, f"a signal ended it: {reason}" if "stopped" in last else reason)

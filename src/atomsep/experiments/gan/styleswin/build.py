@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan import pictures
 from atomsep.experiments.gan.build import load_networks, training_and_judge
 from atomsep.experiments.gan.experiments import FacesSettings
@@ -13,9 +12,11 @@ from atomsep.experiments.gan.sampling import TrainedGan
 from atomsep.experiments.gan.styleswin.discriminator import Discriminator
 from atomsep.experiments.gan.styleswin.faces import Faces
 from atomsep.experiments.gan.styleswin.generator import Generator
-from atomsep.experiments.machine import Machine
 from atomsep.experiments.task import Context, Task
 from atomsep.experiments.trained import Saved
+
+CELEBA = "celeba-hq"
+"""Folder of the paper's faces beside the other data."""
 
 
 def build_faces(context: Context) -> Task:
@@ -25,17 +26,15 @@ def build_faces(context: Context) -> Task:
 
 
 def find_images(context: Context) -> Pictures:
-    """All images of the folder that the run names.
+    """CelebA-HQ, or all images of the folder that the run names.
 
     Raises:
-        ExperimentError: it names none, or the folder holds none.
+        ExperimentError: there is no such folder, or no image in it.
     """
     settings = context.settings
     if context.tiny and not settings.folder:
         return pictures.digits(3, settings.size)
-    if not settings.folder and context.data == Machine.data:
-        raise ExperimentError("name the folder of the images with --data FOLDER")
-    folder = Path(settings.folder) if settings.folder else context.data
+    folder = Path(settings.folder) if settings.folder else context.data / CELEBA
     return pictures.folder(folder, 3, settings.unreadable == "skip", settings.size)
 
 
