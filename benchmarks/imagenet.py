@@ -110,6 +110,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--data-on", default="auto", help="as for atomsep train")
     given = parser.parse_args()
+    if given.epochs < 4:
+        parser.error("--epochs must be at least 4: the first warm up, and the last is evaluated")
     folder, bf16 = given.folder.resolve(), "precision=bf16-mixed"
     contenders = {
         "reference, float32": lambda: train_reference(folder, given, mixed=False),

@@ -171,7 +171,9 @@ def write(topic: str, rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--model", help="folder of a pretrained encoder with its tokenizer")
+    parser.add_argument(
+        "--model", required=True, help="folder of a pretrained encoder with its tokenizer"
+    )
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder that has poem/")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--runs", type=Path, default=Path("runs/words"))

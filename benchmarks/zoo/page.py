@@ -107,7 +107,8 @@ models are chosen by a rule. Of {whole} that were tried, {models} could be built
 size, without weights; the rest are [listed below](#not-measured). Three layers each: the one that
 [`atomsep.layers`](guide.md#finding-a-layer) recommends, one in the middle, and the last with
 tokens; models that read text or sound also with padding. Where the tokens, the padding and the
-class tokens are is found by running each model on batches of different sizes, not by atomsep.
+class tokens are is found by running each model on batches of different sizes, not by atomsep;
+where a module returns the mask of its tokens, that mask counts.
 
 Of {rows} cases, {exact} ({share:.1f} %) attach and are exact, {refused} are refused with a
 sentence, {warned} give a warning, {crashed} stop with another error, and {wrong} are wrong without
@@ -117,8 +118,8 @@ loss's own gradient. Every row is in `benchmarks/results/zoo.csv`.
 """
 REFUSED = "The first forward raises this error. Pass what it asks for."
 WARNED = (
-    "These give a warning: a mask that fits is not used, or tokens beside an image's grid count. "
-    "Pass what it says."
+    "These give a warning: a mask that fits is not used, or tokens outside the image's grid are "
+    "counted. Pass the argument that the warning names."
 )
 WRONG = "These attach without an error, but the gradients differ from those by hand."
 CRASHED = "These stop with an error that is not atomsep's own."

@@ -203,7 +203,7 @@ def test_captums_maps_by_hand() -> None:
 
 def test_which_layers_have_maps() -> None:
     model = nn.Sequential(InPlace().conv, nn.Flatten(2), nn.Unflatten(2, (4, 4)), nn.AvgPool2d(4))
-    assert layers_with_maps(model, lambda: model(torch.zeros(1, 3, 8, 8))) == ["0", "2", ""][:2]
+    assert layers_with_maps(model, lambda: model(torch.zeros(1, 3, 8, 8))) == ["0", "2"]
     assert not model[0]._forward_hooks
     generator = torch.Generator().manual_seed(0)
     drawn = [random_map(2, (3, 3), generator) for _ in range(2)]

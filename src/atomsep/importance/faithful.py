@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
+from torch.nn.functional import interpolate, pad
 
 STEPS = 16
 """Steps from no token to all of them."""
@@ -150,11 +150,15 @@ def auc(scores: Tensor, inside: Tensor, outside: Tensor) -> Tensor:
         tensor([0.9000])
     """
     scores, inside, outside = (each.flatten(1) for each in (scores, inside, outside))
-    higher = scores[:, :, None] > scores[:, None, :]
-    equal = scores[:, :, None] == scores[:, None, :]
-    won = higher.to(inside).add_(equal.to(inside), alpha=0.5)
-    pairs = (inside[:, None] @ won @ outside[..., None]).flatten()
-    return pairs / (inside.sum(1) * outside.sum(1))
+    scores = scores.contiguous()
+    order = scores.sort(1)
+    below = pad(outside.gather(1, order.indices).cumsum(1), (1, 0))
+    first, last = (
+        below.gather(1, torch.searchsorted(order.values, scores, right=right))
+        for right in (False, True)
+    )
+    won = (inside * (first + last) / 2).sum(1)
+    return won / (inside.sum(1) * outside.sum(1))
 
 
 def iou(scores: Tensor, inside: Tensor, outside: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import EXPERIMENTS, run_key
 from atomsep.experiments.runs import Run, RunKey
-from atomsep.experiments.sweeps.ledger import Event
+from atomsep.experiments.sweeps.ledger import Event, Ledger
+from atomsep.experiments.sweeps.on_ray import RaySweep
 from atomsep.experiments.sweeps.sweep import open_sweep, run_sweep
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
 
@@ -146,3 +147,19 @@ def test_ray_refuses_what_the_local_executor_refuses(tmp_path: Path) -> None:
         open_sweep("ray", tmp_path, CPU, 0)
     with pytest.raises(ExperimentError, match="on one device, not on 4"):
         open_sweep("ray", tmp_path, Machine(devices=4), 1)
+
+
+@needs_ray
+def test_memory_that_runs_out_beside_others_is_tried_again_with_fewer(
+    cluster: Any, tmp_path: Path
+) -> None:
+    import ray
+
+    key = run_key(SYNTHETIC, "plain", 0, tiny=True)
+    sweep = RaySweep(tmp_path, CPU, 3)
+    ledger = Ledger({key.folder(tmp_path): key}, tmp_path, lambda event: None)
+    answer = ray.put({"crowded": "CUDA out of memory"})
+    sweep._book(answer, key, ledger, beside=2)
+    assert (list(ledger.waiting), ledger.failed, sweep.jobs) == ([key], {}, 2)
+    sweep._book(answer, key, ledger, beside=0)
+    assert [failure.reason for failure in ledger.failed.values()] == ["CUDA out of memory"]

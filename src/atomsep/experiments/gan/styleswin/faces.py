@@ -5,7 +5,8 @@ the same when images are changed. It is penalised by R1 in every 16th step alone
 own and 16 times as strong ("lazy"); Adam's rates allow for the additional steps. It learns faster
 than the generator (two time scales), and its gradient is clipped.
 
-One thing differs from the authors' training: both networks use the same fakes in a step.
+Two things differ from the authors' training: both networks use the same fakes in a step, and the
+moving average forgets the untrained weights faster.
 """
 
 from __future__ import annotations
