@@ -72,7 +72,7 @@ def worst_and_mean() -> str:
 
 
 def of_task(question: str, name: str) -> str:
-    """One task: mean, paired difference, interval, corrected p value, runs that broke down."""
+    """One task: mean, paired difference, seeds that gained, corrected p, runs that broke down."""
     task, rows = TASKS[name], read(question, name)
     metric = task.metrics[0]
     percent = metric in PERCENT
@@ -81,11 +81,11 @@ def of_task(question: str, name: str) -> str:
     values = values_of(rows, metric)
     if not values:
         return "No runs yet.\n"
-    lines = [
-        ["method", "strength", "seeds", metric + ", %" * percent, "difference", "p", "broken down"]
-    ]
+    heads = ["method", "strength", "seeds", metric + ", %" * percent, "difference", "better", "p"]
+    lines = [[*heads, "broken down"]]
     comparisons = compared(rows, metric)
-    for (method, strength), own in values.items():
+    order = ["plain", *QUESTIONS[question].methods]
+    for (method, strength), own in sorted(values.items(), key=lambda arm: _place(order, arm[0])):
         each, broken = comparisons.get((method, strength)), 0
         for row in rows:
             same = (row.method, row.strength, row.phase) == (method, strength, "comparison")
@@ -93,14 +93,21 @@ def of_task(question: str, name: str) -> str:
         cells = [method, f"{strength:g}" if strength else "", str(len(own))]
         cells.append(spread_text(mean(own.values()), deviation(own.values())))
         if each is None:
-            cells += ["", ""]
+            cells += ["", "", ""]
         else:
             interval = interval_text(each.low, each.high)
-            cells += [f"{signed(each.difference)} ({interval})", p_text(each.t_holm)]
+            plain = values["plain", 0.0]
+            better = sum(task.sign * (own[seed] - plain[seed]) > 0 for seed in each.seeds)
+            cells += [f"{signed(each.difference)} ({interval})", f"{better} of {len(each.seeds)}"]
+            cells.append(p_text(each.t_holm))
         lines.append([*cells, str(broken) if broken else ""])
     tuned = sorted({row.tuned for row in rows if row.phase == "comparison"})
     chosen = ", ".join(f"{value:g}" for value in tuned)
     return f"{markdown(lines)}\n`{task.tuned[0]}={chosen}`, chosen for plain training.\n"
+
+
+def _place(order: list[str], arm: Arm) -> tuple[int, float]:
+    return order.index(arm[0]), arm[1]
 
 
 def markdown(lines: list[list[str]]) -> str:

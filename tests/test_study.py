@@ -92,6 +92,8 @@ def test_tables_are_computed_from_paired_seeds(
     one = tables.of_task("strength", "digits").splitlines()
     assert one[2].startswith("| plain |  | 3 | 100")
     assert "−10.00" in one[3]
+    assert "| 3 of 3 |" in one[3]
+    assert "| 0 of 3 |" in one[4]
     assert one[4].endswith("| 1 |"), "a run that broke down is counted"
     assert "learning_rate=0.0005" in one[-1]
 
