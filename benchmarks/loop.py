@@ -15,6 +15,7 @@ import torch
 import torchvision
 from torch import nn
 
+from atomsep.experiments.board import Board
 from atomsep.experiments.classification import Classification
 from atomsep.experiments.loading import TensorFeed
 from atomsep.experiments.machine import Machine, make_fabric
@@ -60,10 +61,13 @@ def compare(name: str, images: int, size: int, batch: int, repeats: int) -> dict
         key = RunKey("benchmark", "plain", 0, settings)
         loop = Loop(task, key, Run(Path(folder)), fabric, machine, Listener(), {})
         loop.saved = 1e18
+        # What `run_to_end` would set; nothing is evaluated or recorded on the way.
+        loop.total, loop.evaluations = settings.epochs * feed.steps, set()
+        loop.moments, loop.line_ends = {}, set()
 
         def whole_epoch() -> None:
             loop.step = 0
-            loop._train_epoch(0.0, stop)
+            loop._train_epoch(0.0, stop, Board())
 
         taken = record.interleaved_ms({"bare": bare_epoch, "loop": whole_epoch}, repeats)
     steps = feed.steps
