@@ -32,6 +32,7 @@ CORE = [
     ["kernels"],
     ["backend"],
     ["node"],
+    ["handshake"],
     ["distributed"],
     ["loss"],
 ]

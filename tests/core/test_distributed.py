@@ -18,7 +18,7 @@ from atomsep.core import kernels
 from atomsep.core.layout import Layout
 from atomsep.functional import coulomb
 
-SIZES = [(4, 4), (5, 1, 7), (5, 0, 7), (1, 1), (3, 1, 0, 6)]
+SIZES = [(6,), (4, 4), (5, 1, 7), (5, 0, 7), (1, 1), (3, 1, 0, 6)]
 
 
 def train(
@@ -51,6 +51,9 @@ def on_ranks(rank: int, sizes: tuple[int, ...], case: dict[str, Any]) -> Any:
     dtype = case.get("dtype", torch.float64)
     wholes = [batch(sum(sizes), dtype, seed) for seed in range(steps)]
     parts = [(x.split(sizes)[rank], mask.split(sizes)[rank]) for x, mask in wholes]
+    if case.get("cropped"):  # to this rank's longest sample
+        lengths = [int(mask.sum(1).max()) if len(mask) else 1 for _, mask in parts]
+        parts = [(x[:, :n], mask[:, :n]) for (x, mask), n in zip(parts, lengths, strict=True)]
     model, attachments = make(case, group=group)
     with use_kernels(case.get("kernels", "torch")):
         values = train(case, model, attachments, parts)
@@ -90,6 +93,7 @@ CASES: dict[str, dict[str, Any]] = {
     "constraints alone": {"losses": [{"energy": 0.0}]},
     "no softening": {"losses": [{"softening": 0.0}]},
     "learned maps": {"maps": True, "masked": True},
+    "tokens that differ between ranks": {"masked": True, "cropped": True, "steps": 2},
     "two attachments": {"losses": [{}, {"norm": 1}]},
     "two layers": {"layers": ["first", "second"]},
     "accumulation": {"steps": 3, "masked": True},

@@ -6,6 +6,7 @@ import copy
 import os
 import pickle
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -40,23 +41,91 @@ def differing(rank: int, what: str) -> None:
     group = dist.new_group(list(range(dist.get_world_size())))
     model = Model()
     odd = rank == 2
-    criterion = AtomLoss(norm=1 if odd and what == "norm" else 2, group=group)
+    given: dict[str, Any] = {"norm": 1} if odd and what == "norm" else {}
+    if odd and what in ("charge", "tokens"):
+        given = {what: 3}
+    if what == "the checksum of its maps" or (odd and what == "position"):
+        torch.manual_seed(rank // 2)
+        given = {"position": nn.Linear(FEATURES, FEATURES - 1)}
+    criterion = AtomLoss(group=group, **given).double()
     layer = "first" if odd and what == "layer" else "second"
     if odd and what == "features":
         model.second = nn.Linear(FEATURES, FEATURES + 2).double()
         model.head = nn.Linear(FEATURES + 2, 1).double()
-    attachment = attach(model, layer, criterion)
+    attachment = attach(model, layer, criterion, weight=0.9 if odd and what == "weight" else 0.3)
     model(batch(3, torch.float64)[0])
     attachment.loss()
 
 
 @pytest.mark.parametrize(
     ("what", "values"),
-    [("norm", "2 .*1 "), ("layer", "'second' .*'first' "), ("features", "4 .*6 ")],
+    [
+        ("norm", "2 .*1 "),
+        ("layer", "'second' .*'first' "),
+        ("features", "4 .*6 "),
+        ("charge", "0 .*3 "),
+        ("tokens", "None .*3 "),
+        ("position", "None .*'a map' "),
+        ("weight", "0.3 .*0.9 "),
+        ("the checksum of its maps", r"\d+ .*\d+ "),
+    ],
 )
 def test_ranks_that_differ_are_told_on_every_rank(four: Ranks, what: str, values: str) -> None:
     for answer in four.run(differing, what):
         assert re.search(f"RuntimeError: .* {what} is {values}on rank 2", answer)
+
+
+def weighed_later(rank: int) -> list[float]:
+    """A weight may change after the first loss; the gradients of maps are those of one process."""
+    model, [attachment] = make({"maps": True}, group=dist.group.WORLD)
+    values = []
+    for weight in (0.5, 1.0):
+        attachment.weight = weight
+        model(batch(3, torch.float64, rank)[0])
+        loss = attachment.loss()
+        loss.backward()
+        values.append(loss.item())
+    return values
+
+
+def test_a_weight_may_change_after_the_first_loss(four: Ranks) -> None:
+    answers = four.run(weighed_later)
+    assert answers == [answers[0]] * 4
+    once, twice = answers[0]
+    assert twice == pytest.approx(2 * once)
+
+
+def dropped(rank: int) -> Any:
+    """Rank 1 leaves the layer out of its second step; gradients of maps, and those of one process.
+
+    Learned maps are averaged over the ranks by a collective in the backward pass, so rank 1 must
+    take part in it.
+    """
+    found = []
+    for group in ("world", None):
+        model = Model()
+        torch.manual_seed(1)
+        maps = {"charge": nn.Linear(FEATURES, 1), "position": nn.Linear(FEATURES, 4)}
+        criterion = AtomLoss(**maps, group=group).double()
+        attachment = attach(model, "second", criterion, missing="zero")
+        parts = [batch(3, torch.float64, each)[0] for each in range(dist.get_world_size())]
+        if group:
+            model(parts[rank])
+            attachment.loss().backward()
+            criterion.zero_grad()
+            if rank != 1:
+                model(parts[rank])
+        else:
+            model(torch.cat([part for each, part in enumerate(parts) if each != 1]))
+        attachment.loss().backward()
+        found.append([parameter.grad for parameter in criterion.parameters()])
+    return found
+
+
+def test_learned_maps_of_a_layer_that_did_not_run_on_one_rank(four: Ranks) -> None:
+    for answer in four.run(dropped):
+        assert not isinstance(answer, str), answer
+        torch.testing.assert_close(*answer, rtol=1e-10, atol=1e-12)
 
 
 def second_gradient(rank: int) -> None:

@@ -15,11 +15,7 @@ first row says how many of the others stand for samples, so no number has to rea
 
 from __future__ import annotations
 
-import json
-import warnings
-from collections import Counter
-from collections.abc import Iterable
-from datetime import timedelta
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -27,11 +23,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from atomsep.core.backend import backend_of
+from atomsep.core.handshake import compare
 from atomsep.core.reference import constraint_terms, listed_energy
 from atomsep.core.statistics import FIELDS, Statistics, Terms
-
-PATIENCE = 30
-"""Seconds after which a rank says whom it is waiting for."""
 
 
 class Ranks:
@@ -72,18 +66,21 @@ class Ranks:
     def _handle(self) -> Any:
         return None if self.group == "world" else self.group
 
-    def link(self, statistics: Statistics, **about: Any) -> Link:
+    def link(
+        self, statistics: Statistics, at_first: Callable[[], dict[str, Any]] = dict, **about: Any
+    ) -> Link:
         """The exchange of the statistics of one layer.
 
         Args:
             statistics: of this rank's samples.
-            **about: what must be equal on all ranks.
+            at_first: gives what must be equal when the link is made, and may change later.
+            **about: what must be equal on all ranks and stays as it is.
         """
         samples, width = statistics.table.shape
         about |= {"features": width - FIELDS, "dtype": str(statistics.table.dtype)}
         key = tuple(about.values())
         if key not in self.links:
-            self.links[key] = Link(self, about, samples, statistics.table.device)
+            self.links[key] = Link(self, about | at_first(), samples, statistics.table.device)
         return self.links[key]
 
     def average_gradients(self, parameters: Iterable[Tensor]) -> None:
@@ -145,7 +142,7 @@ class Link:
     ) -> None:
         self.ranks, self.group = ranks, ranks._handle
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
-        largest = max(1, *_exchange(self.group, about, samples))
+        largest = max(1, *compare(self.group, about, samples))
         self.capacity = largest if device.type == "cpu" else largest + -(-largest // 4)
 
     @torch.no_grad()
@@ -238,58 +235,3 @@ def loss_of_drawn(
     constraint = constraint_terms(everyone, terms).masked_fill(absent, 0).sum() / samples
     loss = terms.energy * energy + constraint
     return loss.detach() + link.size * (loss - loss.detach())
-
-
-_exchanges: Counter[str] = Counter()
-"""How many links the ranks of a group have made, by the group's name."""
-
-
-def _exchange(group: Any, about: dict[str, Any], samples: int) -> list[int]:
-    """Compare what the ranks are about; returns how many samples each has.
-
-    It goes through the store that the ranks met in, not through a collective: a rank that never
-    comes is named, and ranks that disagree about the size of a collective cannot hang.
-    """
-    store = dist.distributed_c10d._get_default_store()
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    members = dist.group.WORLD if group is None else group
-    assert members is not None
-    name = members.group_name
-    _exchanges[name] += 1
-    start = f"atomsep/{name}/{_exchanges[name]}"
-    store.set(f"{start}/{rank}", json.dumps([about, samples]))
-    answers = []
-    for other in range(size):
-        key = f"{start}/{other}"
-        _wait(store, key, other)
-        answers.append(json.loads(store.get(key)))
-    for other, (theirs, _) in enumerate(answers):
-        for what, value in answers[0][0].items():
-            if theirs.get(what) != value:
-                raise RuntimeError(
-                    f"the ranks do not have the same atom loss: {what} is {value!r} on rank 0 and "
-                    f"{theirs.get(what)!r} on rank {other}. Attach to the same layers with the "
-                    f"same settings, in the same order, on every rank"
-                )
-    return [count for _, count in answers]
-
-
-def _wait(store: Any, key: str, other: int) -> None:
-    whole = store.timeout.total_seconds()
-    try:
-        store.wait([key], timedelta(seconds=min(PATIENCE, whole)))
-        return
-    except RuntimeError:
-        if whole > PATIENCE:
-            warnings.warn(
-                f"waiting for rank {other}, which has not asked for its atom loss yet",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-    try:
-        store.wait([key], timedelta(seconds=max(0.1, whole - PATIENCE)))
-    except RuntimeError:
-        raise RuntimeError(
-            f"rank {other} did not ask for its atom loss within {whole:.0f} seconds. Call loss() "
-            f"on every rank, or form pairs within each rank: AtomLoss(group=None)"
-        ) from None

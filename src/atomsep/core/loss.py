@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from atomsep import checks
 from atomsep.checks import Norm, PositionMap, Scale, ScoreMap
 from atomsep.core.distributed import Ranks, loss_of_all, loss_of_drawn
+from atomsep.core.handshake import checksum
 from atomsep.core.layout import Layout
 from atomsep.core.node import Measured, measure
 from atomsep.core.origin import Origin
@@ -255,8 +256,16 @@ class AtomLoss(nn.Module):
                 "forward-mode AD; pass AtomLoss(group=None) to form them within each process"
             )
         sampled = {"tokens": self.tokens, "seed": self.seed} if self.samples else {}
-        settings = {"layer": layer, "pairs": self.pairs, **sampled, **self.terms._asdict()}
-        link = self.ranks.link(statistics, **settings)
+        maps = {
+            "charge": "a map" if callable(self.charge) else self.charge,
+            "position": "a map" if callable(self.position) else self.position,
+        }
+        settings = {"layer": layer, "pairs": self.pairs, **sampled, **maps, **self.terms._asdict()}
+
+        def at_first() -> dict[str, Any]:
+            return {"weight": weight, "the checksum of its maps": checksum(self.parameters())}
+
+        link = self.ranks.link(statistics, at_first, **settings)
         if self.pairs == "all":
             return loss_of_all(statistics, self.terms, weight, link)
         generator = self._generator(statistics.table.device)

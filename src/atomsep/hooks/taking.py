@@ -101,8 +101,11 @@ def _of_others(tap: LayerTap, held: Held, weight: float) -> Tensor:
             f"be exchanged with the other ranks; let every rank run it once, or form pairs within "
             f"each rank: AtomLoss(group=None)"
         )
-    nobody = Statistics(last.table[:0], last.count[:0])
-    return tap.attachment.criterion.from_statistics(nobody, weight, tap.name)
+    criterion = tap.attachment.criterion
+    table = last.table[:0]
+    for parameter in criterion.parameters():  # the other ranks average their gradients with ours
+        table = table + parameter.sum().to(table.dtype)
+    return criterion.from_statistics(Statistics(table, last.count[:0]), weight, tap.name)
 
 
 def _watch(tap: LayerTap, held: Held, loss: Tensor) -> None:
