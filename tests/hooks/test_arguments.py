@@ -22,6 +22,7 @@ from atomsep import AtomLoss
         ({"loss": nn.CrossEntropyLoss()}, r"must be an AtomLoss or None, not CrossEntropyLoss"),
         ({"weight": "0.1"}, r"weight must be a number, not '0.1' \(str\)"),
         ({"weight": None}, "weight must be a number, not None"),
+        ({"weight": True}, r"weight must be a number, not True \(bool\)"),
         ({"target": 0}, r"dotted name of a layer.*not 0; did you mean '0'\?"),
         ({"target": ["0", 7]}, r"a list of these, not 7$"),
         ({"target": None}, "not None"),

@@ -106,7 +106,7 @@ def test_class_tokens_are_left_out_of_the_grid() -> None:
     for message, where in refusals.items():
         with pytest.raises(ValueError, match=message):
             to_grid(charges, (48, 64), **where)
-    with pytest.raises(ValueError, match=r"charges of shape \(2, 3, 4\) are no maps"):
+    with pytest.raises(ValueError, match=r"charges of shape \(2, 3, 4\) are not maps"):
         to_grid(torch.zeros(2, 3, 4), (48, 64), skip_tokens=1)
 
 

@@ -238,7 +238,7 @@ def test_every_figure_can_be_read_at_the_width_of_a_column(runs: Path) -> None:
             assert "tiny form" in drawing.caption
     maps = drawings["flowers-tiny-maps"].figure
     assert {"cat", "dog", "dog (predicted: cat)"} <= {text.get_text() for text in texts_of(maps)}
-    assert "checkerboard" in drawings["mnist-gan-tiny-maps"].caption
+    assert "In a DCGAN, a checkerboard" in drawings["mnist-gan-tiny-maps"].caption
     assert "checkerboard" not in drawings["flowers-tiny-maps"].caption
 
 

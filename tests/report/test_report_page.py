@@ -19,6 +19,7 @@ from atomsep.experiments.errors import ExperimentError
 from atomsep.report.charts import curve_chart, round_ticks, scale
 from atomsep.report.curves import MOST_POINTS, Point, average_curves, read_lines
 from atomsep.report.page import write_report
+from atomsep.report.samples import MOST_SAMPLES
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +134,16 @@ def test_the_samples_are_those_of_the_run(page: str) -> None:
     for place, sample in enumerate(run["samples"]):
         assert sample["label"] == CLASSES[atoms.labels[place]]
         assert sample["prediction"] == CLASSES[atoms.predictions[place]]
+
+
+def test_a_run_without_room_leaves_it_to_those_that_fit(tmp_path: Path) -> None:
+    for experiment, count in (("pets", 400), ("flowers", 300), ("cola", 100)):
+        write_run(tmp_path, experiment, "atom", 0, 0.5, atoms=image_atoms(count))
+    page = written(tmp_path)
+    counts = sorted(len(run["samples"]) for run in samples(page)["runs"])
+    assert sum(counts) <= MOST_SAMPLES
+    assert counts in ([100, 300], [100, 400]), "cola comes last, and fits"
+    assert "1 more run is not in the explorer" in page
 
 
 def test_runs_without_samples_or_curves_have_a_page(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def check_weight(weight: Any) -> float:
         ValueError: it is negative or not finite.
     """
     number = isinstance(weight, Tensor) or hasattr(weight, "__float__")
-    if isinstance(weight, (str, bytes)) or not number:
+    if isinstance(weight, (str, bytes, bool)) or not number:
         raise TypeError(f"weight must be a number, not {weight!r} ({type(weight).__name__})")
     if not (math.isfinite(weight) and weight >= 0):
         raise ValueError(f"weight must be a finite number of at least 0, not {weight!r}")

@@ -48,7 +48,7 @@ def to_grid(
         return charges
     if charges.ndim != 2:
         raise ValueError(
-            f"charges of shape {charges.shape} are no maps; pass (M, h, w), or (M, L) for tokens "
+            f"charges of shape {charges.shape} are not maps; pass (M, h, w), or (M, L) for tokens "
             f"in a row"
         )
     charges = charges[:, skip_tokens:]

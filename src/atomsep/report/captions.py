@@ -99,8 +99,8 @@ def images(part: Part, seed: int, layer: str, *, generated: bool) -> str:
     """Of images with their charges."""
     what = "generated images" if generated else "held-out images"
     checkerboard = (
-        " A checkerboard of two pixels comes from the transposed convolution in front of the "
-        "layer, whose kernel meets even and odd positions with different weights."
+        " In a DCGAN, a checkerboard of two pixels comes from the transposed convolution in front "
+        "of the layer, whose kernel meets even and odd positions with different weights."
         if generated
         else ""
     )

@@ -98,10 +98,10 @@ def samples_of(parts: Iterable[Part]) -> tuple[list[dict[str, Any]], int]:
                 atoms = read_atoms(run.folder)
                 if atoms is None or not len(atoms):
                     continue
-                count += len(atoms.charges)
-                if count > MOST_SAMPLES:
+                if count + len(atoms.charges) > MOST_SAMPLES:
                     left_out += 1
                 else:
+                    count += len(atoms.charges)
                     title = f"{part.title}: {row.title}, seed {run.result['seed']}"
                     classes = run.result.get("classes")
                     names = classes if isinstance(classes, list) else []
