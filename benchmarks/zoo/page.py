@@ -47,6 +47,7 @@ def render(rows: list[dict[str, str]]) -> str:
             warned=counts["warned"],
             crashed=counts["crashed"],
             wrong=counts["wrong"],
+            undecided=sum(row["outcome"] == "undecided" for row in rows),
             largest=largest,
             versions=", ".join(versions),
         ),
@@ -113,7 +114,9 @@ where a module returns the mask of its tokens, that mask counts.
 Of {rows} cases, {exact} ({share:.1f} %) attach and are exact, {refused} are refused with a
 sentence, {warned} give a warning, {crashed} stop with another error, and {wrong} are wrong without
 a word. The largest error among the exact ones is {largest:.0e}, relative to the norm of the atom
-loss's own gradient. Every row is in `benchmarks/results/zoo.csv`.
+loss's own gradient. {undecided} more cases are not counted, because the right answer is not known
+there: the model returns NaN by itself, or its sizes do not tell tokens from features. Every row is
+in `benchmarks/results/zoo.csv`.
 ({versions})
 """
 REFUSED = "The first forward raises this error. Pass what it asks for."
