@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from atomsep.experiments.entry_points import import_extensions
+from atomsep.experiments import entry_points
+from atomsep.experiments.registry import EXPERIMENTS
+from atomsep.methods import METHODS
 from study import questions, results, tables
 from study.questions import QUESTIONS, TUNING_SEEDS, plan_comparison, plan_tuning
 from study.tasks import TASKS
@@ -16,8 +20,16 @@ DATA = Path("data")
 
 
 @pytest.fixture(autouse=True)
-def rules() -> None:
-    import_extensions(["study.rules"])
+def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The study's methods and experiments, which other tests of this process do not see."""
+    before = [(registry, dict(registry)) for registry in (METHODS, EXPERIMENTS)]
+    monkeypatch.setattr(entry_points, "IMPORTED", [])
+    entry_points.import_extensions(["study.rules"])
+    yield
+    sys.modules.pop("study.rules")  # to be registered again by the next import
+    for registry, content in before:
+        registry.clear()
+        registry.update(content)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("task", TASKS)
