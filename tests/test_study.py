@@ -29,7 +29,7 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("study.rules")  # to be registered again by the next import
     for registry, content in before:
         registry.clear()
-        registry.update(content)  # type: ignore[arg-type]
+        registry.update(content)
 
 
 @pytest.mark.parametrize("task", TASKS)
