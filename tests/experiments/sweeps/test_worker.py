@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.images.experiments import FLOWERS
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.sweeps import worker
@@ -88,3 +91,27 @@ def test_a_peak_is_that_of_the_trial(tmp_path: Path) -> None:
     peaks = [answer["memory"]["cuda"][0] for answer in answers if "memory" in answer]
     assert peaks
     assert max(peaks) < size
+
+
+def test_a_worker_whose_loader_forks_goes_on(tmp_path: Path) -> None:
+    """A forked process closes the standard input, which must not be in use by another thread."""
+    machine = dataclasses.asdict(
+        Machine(device="cpu", workers=1, data_on="loader", tensorboard=False)
+    )
+    key = run_key(FLOWERS, "plain", 0, ["epochs=1"], tiny=True).record()
+    trial = {"key": key, "root": str(tmp_path), "machine": {**machine, "data": "data"}}
+    command = [sys.executable, "-m", "atomsep.experiments.sweeps.worker"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
+        # The input stays open, as in a sweep.
+        alarm = threading.Timer(120, os.killpg, (process.pid, signal.SIGKILL))
+        alarm.start()
+        process.stdin.write(json.dumps(trial) + "\n")
+        process.stdin.flush()
+        answers = []
+        for text in process.stdout:
+            answers.append(json.loads(text))
+            if answers[-1].keys() & {"finished", "failed"}:
+                break
+        alarm.cancel()
+    assert answers[-1] == {"finished": True}

@@ -148,11 +148,15 @@ def main() -> int:
     """Work until the sweep has no more trials."""
     answers = os.dup(1)
     os.dup2(2, 1)  # nothing else that is printed may look like an answer
+    # A process that a data loader forks closes sys.stdin, and would wait for its reader forever.
+    trials = os.fdopen(os.dup(0))
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     busy = threading.Event()
 
     def read() -> None:  # in a thread, so that the end of the input is noticed during training
-        for line in sys.stdin:
+        for line in trials:
             busy.set()  # here, so that a trial that waits to be taken is stopped too
             lines.put(line)
         lines.put(None)
