@@ -198,7 +198,18 @@ def test_maps_are_compared_with_the_outlines(tmp_path: Path, pets: Path) -> None
         ):
             expected = roc_auc_score(truth, scores)
             assert float(judged.values["auc"][name][row]) == pytest.approx(expected, abs=1e-5)
-    assert "sign of the charge" not in judged.values["iou"]
+        # As many pixels as the animal has, first the positive ones, whichever these are.
+        whole, positive = truth.sum(), values > 0
+        taken = judged.values["iou"]["sign of the charge"][row]
+        if positive.sum() <= whole:
+            least = (truth & positive).sum()
+            most = least + min(whole - positive.sum(), (truth & ~positive).sum())
+        else:
+            least = max(0, whole - (~truth & positive).sum())
+            most = min(whole, (truth & positive).sum())
+        low, high = (each / (2 * whole - each) for each in (least, most))
+        assert low - 0.1 <= float(taken) <= high + 0.1  # whole tokens are taken
+    assert judged.values["iou"].keys() == judged.values["auc"].keys()
     assert judged.values["iou"]["centre of the image"].mean() > 0.2
     assert not any(module._forward_hooks for module in run.model.modules())
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from mixture_runs import SYNTHETIC, run, tiny, weights
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_runs import read_metrics
 
 from atomsep import functional
+from atomsep.experiments.atoms_file import Atoms
+from atomsep.experiments.board import SQUARE, tensorboard
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.randomness import generator, seeded
 from atomsep.experiments.registry import EXPERIMENTS, find_experiment, run_key
@@ -22,6 +27,7 @@ from atomsep.experiments.runs import Run
 from atomsep.experiments.settings import Settings, override
 from atomsep.experiments.synthetic.mixtures import MixtureClassifier, draw
 from atomsep.experiments.training import train
+from atomsep.importance.colours import diverging
 
 
 def test_every_epoch_has_its_metrics_and_particles(tmp_path: Path) -> None:
@@ -128,3 +134,15 @@ def test_only_where_it_decides_the_result_are_evaluations_part_of_the_digest() -
     mixtures, gan = SYNTHETIC.settings, EXPERIMENTS["mnist-gan"].settings
     assert override(mixtures, {"evaluate_every": 3}).digest() == mixtures.digest()
     assert override(gan, {"evaluate_every": 3}).digest() != gan.digest()
+
+
+def test_tensorboard_shows_tokens_without_a_place_in_the_image(tmp_path: Path) -> None:
+    charges = np.array([[-1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]])
+    images = np.zeros((1, 3, 13, 22), np.uint8)
+    with tensorboard(tmp_path, 0) as writer:
+        writer.add_atoms(Atoms(charges, images=images), 1)
+    [event] = board(tmp_path).Images("importance")
+    with Image.open(io.BytesIO(event.encoded_image_string)) as picture:
+        assert picture.size == (7 * SQUARE, SQUARE)
+        colours = [picture.getpixel((SQUARE * token + 1, 3)) for token in range(3)]
+    assert colours == [tuple(each) for each in diverging(charges[0, :3]).tolist()]

@@ -87,6 +87,8 @@ def test_shapes_without_tokens_or_features() -> None:
 def test_arguments_out_of_range() -> None:
     with pytest.raises(ValueError, match="skip_tokens must be at least 0"):
         atomsep.attach(mlp(), "0", skip_tokens=-1)
+    with pytest.raises(ValueError, match="skip_tokens must be at least 0"):
+        atomsep.attach(mlp(), "0", skip_tokens=True)
     with pytest.raises(ValueError, match="layout must be 'auto' or one of"):
         atomsep.attach(mlp(), "0", layout="NCHW")  # type: ignore[arg-type]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
+from hand_made_runs import CLASSES, image_atoms, write_run
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
@@ -271,3 +273,15 @@ def test_refusals(runs: Path, tmp_path: Path) -> None:
         write_figures(runs, tmp_path, "umap")
     with pytest.raises(ExperimentError, match="there is no finished run"):
         write_figures(tmp_path, tmp_path)
+
+
+def test_tokens_without_a_place_in_the_image_are_shown_as_rows(tmp_path: Path) -> None:
+    atoms = replace(image_atoms(4), charges=np.linspace(-1, 1, 28).reshape(4, 7))
+    write_run(tmp_path, "flowers", "atom", 0, 0.5, atoms=atoms, classes=CLASSES)
+    drawings = {drawing.name: drawing for drawing in draw_figures(find_runs(tmp_path))}
+    maps = drawings["flowers-maps"]
+    [rows] = maps.figure.axes[0].images
+    np.testing.assert_allclose(rows.get_array(), atoms.charges, rtol=1e-3)
+    assert rows.get_clim() == (-1, 1)
+    assert "No map, because" in maps.caption
+    assert "7 tokens do not form a grid" in maps.caption

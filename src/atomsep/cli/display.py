@@ -62,17 +62,21 @@ def counted(number: int, thing: str) -> str:
 
 
 class _Display(Progress):
-    """A bar while a `with` block runs, or a line now and then where there is no terminal."""
+    """A bar while a `with` block runs, or a line now and then where there is no terminal.
+
+    Where the output goes to a file or another program, it goes to the standard error.
+    """
 
     def __init__(self, console: SafeConsole, *columns: ProgressColumn | str) -> None:
-        super().__init__(*columns, console=console)
+        on = console if console.is_terminal or console.quiet else make_console(stderr=True)
+        super().__init__(*columns, console=on, disable=not on.is_terminal)
         self.say, self.spoken = console.say, time.monotonic()
 
     def say_now_and_then(self, sentence: str) -> None:
         """Print a line if nobody sees the bar and the last line was long ago."""
         if not self.console.is_terminal and time.monotonic() - self.spoken >= SPEAK_EVERY:
             self.spoken = time.monotonic()
-            self.say(sentence)
+            self.console.print(sentence, soft_wrap=True)
 
 
 class TrainingDisplay(_Display, Listener):

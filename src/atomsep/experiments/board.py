@@ -5,17 +5,21 @@ from __future__ import annotations
 import importlib.util
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from atomsep.experiments.atoms_file import Atoms
 from atomsep.experiments.files import writing
+from atomsep.importance.colours import diverging
 from atomsep.importance.images import triptychs
 from atomsep.importance.words import merge_words
 
 SHOWN = 8
 """Samples whose importance is shown."""
+
+SQUARE = 8
+"""Pixels per token, where tokens have no place in an image."""
 
 
 class Board:
@@ -71,9 +75,11 @@ class _TensorBoard(Board):
             if atoms.tokens is not None:
                 self.writer.add_text("importance", words_with_charges(atoms), step)
             elif atoms.images is not None:
-                with suppress(ValueError):  # the tokens are not a grid
+                try:
                     picture = triptychs(atoms.images, atoms.charges)
-                    self.writer.add_image("importance", picture, step, dataformats="HWC")
+                except ValueError:  # the tokens are not a grid: one row of squares per sample
+                    picture = diverging(atoms.charges).repeat(SQUARE, 0).repeat(SQUARE, 1)
+                self.writer.add_image("importance", picture, step, dataformats="HWC")
 
 
 def words_with_charges(atoms: Atoms) -> str:

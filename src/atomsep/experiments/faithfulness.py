@@ -89,9 +89,8 @@ def judge(
                     counts = (block_sums(each.to(scores), maps.grid) for each in truth)
                     inside, outside = counts
                     _add(values["auc"], name, auc(scores, inside, outside))
-                    if name != SIGN:  # which has no order within the plus
-                        _add(values["iou"], name, iou(scores, inside, outside))
-                if name == SIGN:
+                    _add(values["iou"], name, iou(scores, inside, outside))
+                if name == SIGN:  # the same order as that of the charge, up to chance
                     continue
                 found = deletion_and_insertion(maps.predict, maps.images, maps.blank, scores)
                 shares = found.shares.cpu()

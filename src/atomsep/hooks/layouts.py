@@ -58,7 +58,8 @@ class LayoutFinder:
     ) -> None:
         if axes != "auto" and axes not in DESCRIPTIONS:
             raise ValueError(f"layout must be 'auto' or one of {list(DESCRIPTIONS)}, not {axes!r}")
-        if skip_tokens != "auto" and (not isinstance(skip_tokens, int) or skip_tokens < 0):
+        number = isinstance(skip_tokens, int) and not isinstance(skip_tokens, bool)
+        if skip_tokens != "auto" and not (number and skip_tokens >= 0):
             raise ValueError(f"skip_tokens must be at least 0, or 'auto', not {skip_tokens!r}")
         self.model, self.name = model, name
         self.axes, self.skip_tokens = axes, skip_tokens

@@ -175,10 +175,12 @@ class Witnesses:
         self, shape: tuple[int, ...], said: list[str], kind: type[ValueError] = ValueError
     ) -> ValueError:
         options = "; ".join(f'layout="{key}" for {text}' for key, text in DESCRIPTIONS.items())
-        heard = f" ({'; '.join(said)})" if said else ""
+        heard = "; ".join(said) or (
+            "neither its type, its graph nor its weights tell which axis holds the features"
+        )
         return kind(
             f"{self.described} gives shape {shape}. Which axis holds the tokens is not "
-            f"certain{heard}; pass {options}"
+            f"certain ({heard}); pass {options}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from matplotlib.axes import Axes
@@ -10,7 +11,7 @@ from matplotlib.figure import Figure
 
 import atomsep
 from atomsep.experiments.synthetic import mixtures
-from atomsep.importance.colours import INK, css, ink_on
+from atomsep.importance.colours import INK, as_charges, colour_map, css, ink_on
 from atomsep.importance.figure import PARTICLES, draw_histogram
 from atomsep.importance.words import Word
 from atomsep.report.style import CLASSES, COLUMN, GREEN, PAGE
@@ -58,6 +59,31 @@ def sentence_figure(sentences: Sequence[Sequence[Word]]) -> Figure:
         draw_line(above, number + 0.7, line)
     draw_histogram(below, [w.charge for words in sentences for w in words if not w.special])
     below.set_ylabel("words, %", fontsize=7)
+    return figure
+
+
+def token_figure(charges: Any) -> Figure:
+    """The charges of tokens that form no grid, one row per sample, and the histogram of all.
+
+    Args:
+        charges: `(M, N)`.
+
+    Example:
+        >>> figure = token_figure([[-1.0, 0.0, 1.0]])
+        >>> figure.axes[0].get_xlabel()
+        'number of the token'
+    """
+    values = as_charges(charges)
+    samples, tokens = values.shape
+    height = min(LINE * samples, 4)
+    figure = Figure(figsize=(PAGE, height + 1.9), layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=[height + 0.2, 1.0])
+    edges = (0.5, tokens + 0.5, samples + 0.5, 0.5)
+    above.imshow(values, colour_map(), vmin=-1, vmax=1, aspect="auto", extent=edges)
+    above.set(xlabel="number of the token", ylabel="sample")
+    for axis in (above.xaxis, above.yaxis):
+        axis.get_major_locator().set_params(integer=True)
+    draw_histogram(below, values)
     return figure
 
 

@@ -7,7 +7,6 @@ it calls each draw one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import matplotlib as mpl
@@ -22,7 +21,7 @@ from atomsep.importance.words import merge_words
 from atomsep.methods import ATOM_MODELING
 from atomsep.report import captions
 from atomsep.report.boxes import boxes_by_method
-from atomsep.report.charges import charge_by_value, sentence_figure
+from atomsep.report.charges import charge_by_value, sentence_figure, token_figure
 from atomsep.report.energy import energy_by_distance
 from atomsep.report.groups import Group
 from atomsep.report.latent import PROJECTIONS, latent_space, trained_model, untrained_model
@@ -158,9 +157,13 @@ def draw_samples(name: str, part: Part) -> Iterator[Drawing]:
             titles = titles_of(atoms, run.result.get("classes"))
             shown = atoms.images[:IMAGES], atoms.charges[:IMAGES], titles and titles[:IMAGES]
             generated = atoms.labels is None
-            with suppress(ValueError):  # the tokens are not a grid
-                text = captions.images(part, seed, settings.get("layer", ""), generated=generated)
-                yield Drawing(f"{name}-maps", image_figure(*shown), text)
+            text = captions.images(part, seed, settings.get("layer", ""), generated=generated)
+            try:
+                figure = image_figure(*shown)
+            except ValueError as error:  # the tokens are not a grid
+                figure = token_figure(shown[1])
+                text += f" No map, because these tokens have no place in the image: {error}."
+            yield Drawing(f"{name}-maps", figure, text)
         elif atoms.sentences is not None and atoms.tokens is not None:
             rows = list(zip(atoms.sentences, atoms.tokens, atoms.charges, strict=True))
             figure = sentence_figure([merge_words(*row) for row in rows[:SENTENCES]])
