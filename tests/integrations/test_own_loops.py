@@ -103,15 +103,69 @@ def learned() -> tuple[nn.Module, atomsep.Attachment, Any]:
     return model, attachment, torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def train(model: Any, attachment: Any, optimizer: Any, data: list[Any]) -> list[float]:
+def train(
+    model: Any,
+    attachment: Any,
+    optimizer: Any,
+    data: list[Any],
+    backward: Callable[[Tensor], None] = torch.Tensor.backward,
+) -> list[float]:
     losses = []
     for x, labels in data:
         loss = F.cross_entropy(model(x), labels) + attachment.loss()
         optimizer.zero_grad()
-        loss.backward()
+        backward(loss)
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def resume_in_fabric(folder: Path) -> list[float]:
+    """The losses of five steps, of a checkpoint, and of five more with all states from it."""
+    from lightning.fabric import Fabric
+
+    losses = []
+    for data, path in ((batches(STEPS)[:5], None), (batches(STEPS)[5:], folder / "state")):
+        fabric = Fabric(accelerator="cpu", devices=1, precision="64-true")
+        model, attachment, optimizer = learned()
+        wrapped, optimizer = fabric.setup(model, optimizer)
+        state = {"model": wrapped, "optimizer": optimizer, "attachment": attachment}
+        if path is not None:
+            nn.init.zeros_(attachment.criterion.charge.weight)
+            fabric.load(path, state)
+        losses += train(wrapped, attachment, optimizer, data, fabric.backward)
+        fabric.save(folder / "state", state)
+    return losses
+
+
+def resume_in_accelerate(folder: Path) -> list[float]:
+    """The same with Accelerate."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+
+    losses = []
+    for data, path in ((batches(STEPS)[:5], None), (batches(STEPS)[5:], folder / "state")):
+        AcceleratorState._reset_state(True)
+        GradientState._reset_state()
+        accelerator = Accelerator(cpu=True)
+        model, attachment, optimizer = learned()
+        wrapped, optimizer = accelerator.prepare(model, optimizer)
+        accelerator.register_for_checkpointing(attachment)
+        if path is not None:
+            nn.init.zeros_(attachment.criterion.charge.weight)
+            accelerator.load_state(str(path))
+        losses += train(wrapped, attachment, optimizer, data, accelerator.backward)
+        accelerator.save_state(str(folder / "state"))
+    return losses
+
+
+@pytest.mark.parametrize("resume", [resume_in_fabric, resume_in_accelerate])
+def test_a_resumed_run_equals_the_unbroken_one(
+    resume: Callable[[Path], list[float]], tmp_path: Path
+) -> None:
+    """With learned maps, momentum, and pairs that are drawn."""
+    unbroken = train(*learned(), batches(STEPS))
+    assert resume(tmp_path) == pytest.approx(unbroken, rel=1e-6)  # Fabric rounds outputs to float32
 
 
 @pytest.mark.parametrize("form", ["torch", "safetensors"])

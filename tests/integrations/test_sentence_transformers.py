@@ -20,6 +20,7 @@ from sentence_transformers.models import Pooling
 from tiny_texts import arguments
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import BatchSampler, SequentialSampler
 from transformers import BertModel
 
 import atomsep
@@ -43,6 +44,15 @@ class Words(nn.Module):
 
     preprocess = tokenize
 
+    def save(self, folder: str, **others: Any) -> None:
+        torch.save(self.state_dict(), Path(folder) / "words.pt")
+
+    @classmethod
+    def load(cls, folder: str, subfolder: str = "", **others: Any) -> Words:
+        words = cls().double()
+        words.load_state_dict(torch.load(Path(folder) / subfolder / "words.pt"))
+        return words
+
     def forward(self, features: Features) -> Features:
         keys = {key: features[key] for key in ("input_ids", "attention_mask")}
         return {**features, "token_embeddings": self.words(**keys).last_hidden_state}
@@ -50,7 +60,9 @@ class Words(nn.Module):
 
 def encoder() -> SentenceTransformer:
     torch.manual_seed(0)
-    return SentenceTransformer(modules=[Words(), Pooling(16)], device="cpu").double().train()
+    modules = [Words(), Pooling(16)]
+    model = SentenceTransformer(modules=modules, device="cpu", trust_remote_code=True)
+    return model.double().train()
 
 
 def columns(samples: int = 6, seed: int = 1) -> list[Features]:
@@ -106,6 +118,14 @@ class RecordingTrainer(SentenceTransformerTrainer):
     """Keeps the batches, in the order in which it drew them."""
 
     seen: list[dict[str, Tensor]]
+    shuffled = True
+
+    def get_batch_sampler(
+        self, dataset: Dataset, batch_size: int, drop_last: bool, *rest: Any, **others: Any
+    ) -> Any:
+        if self.shuffled:
+            return super().get_batch_sampler(dataset, batch_size, drop_last, *rest, **others)
+        return BatchSampler(SequentialSampler(dataset), batch_size, drop_last)
 
     def compute_loss(self, model: Any, inputs: Any, *rest: Any, **others: Any) -> Any:
         self.seen.append(dict(inputs))
@@ -117,12 +137,12 @@ def pair_of(batch: dict[str, Tensor]) -> list[Features]:
     return [{key: batch[f"{name}_{key}"] for key in keys} for name in ("first", "second")]
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
-def test_ten_steps_equal_a_loop_by_hand(accumulation: int, tmp_path: Path) -> None:
+def make_trainer(folder: Path, accumulation: int, **others: Any) -> RecordingTrainer:
+    """A trainer of an attached encoder, on pairs of random sentences."""
     model = encoder()
     loss = losses.CosineSimilarityLoss(model)
     atomsep.attach(loss, LAYER, weight=WEIGHT, runs="mean", add_to="loss")
-    given = arguments(tmp_path, accumulation, SentenceTransformerTrainingArguments)
+    given = arguments(folder, accumulation, SentenceTransformerTrainingArguments, **others)
     random = Random(0)
     first, second = (
         [" ".join(map(str, random.choices(range(50), k=random.randint(2, 7)))) for _ in range(44)]
@@ -132,21 +152,52 @@ def test_ten_steps_equal_a_loop_by_hand(accumulation: int, tmp_path: Path) -> No
     data = Dataset.from_dict({"first": first, "second": second, "label": labels})
     trainer = RecordingTrainer(
         model, given, train_dataset=data, loss=loss,
-        optimizers=(torch.optim.SGD(model.parameters(), lr=0.05), None),
+        optimizers=(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), None),
     )  # fmt: skip
     trainer.seen = []
+    return trainer
+
+
+def losses_of(trainer: RecordingTrainer) -> list[float]:
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_ten_steps_equal_a_loop_by_hand(accumulation: int, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, accumulation)
     trainer.train()
     plain = encoder()
     plain_loss_module = losses.CosineSimilarityLoss(plain)
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
+    wanted = []
     seen = iter(trainer.seen)
     per_epoch = [accumulation] * (11 // accumulation) + [11 % accumulation] * (accumulation > 1)
     for size in (per_epoch * 4)[:10]:
         optimizer.zero_grad()
+        wanted.append(0.0)
         for _ in range(size):
             batch = next(seen)
             pair = pair_of(batch)
             task = plain_loss_module(pair, batch["label"])
-            ((task + WEIGHT * atom_by_hand(plain, pair)) / size).backward()
+            total = (task + WEIGHT * atom_by_hand(plain, pair)) / size
+            total.backward()
+            wanted[-1] += total.item()
         optimizer.step()
-    torch.testing.assert_close(dict(model.state_dict()), dict(plain.state_dict()))
+    assert losses_of(trainer) == pytest.approx(wanted, abs=1e-4)  # it logs four decimals
+    states = dict(trainer.model.state_dict()), dict(plain.state_dict())
+    torch.testing.assert_close(*states)
+
+
+# after five steps the charges of so small an encoder are all positive for a while
+@pytest.mark.filterwarnings("ignore:.*gives no negative scores:atomsep.AtomWarning")
+def test_a_resumed_run_equals_the_unbroken_one(tmp_path: Path) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 5}
+    unbroken, resumed = (make_trainer(tmp_path, 2, **saving) for _ in range(2))
+    unbroken.shuffled = resumed.shuffled = False  # a resumed trainer of theirs draws another order
+    unbroken.train()
+    for parameter in resumed.model.parameters():
+        nn.init.zeros_(parameter)
+    resumed.train(str(tmp_path / "checkpoint-5"))
+    assert losses_of(resumed) == losses_of(unbroken)
+    states = dict(unbroken.model.state_dict()), dict(resumed.model.state_dict())
+    torch.testing.assert_close(*states, rtol=1e-12, atol=1e-14)
