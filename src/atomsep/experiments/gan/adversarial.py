@@ -156,7 +156,7 @@ class Gan(Task):
         self.discriminator_optimiser.step()
 
         self.generator_optimiser.zero_grad()
-        generator_loss = adversarial_loss(self.discriminator(fake), 1.0)
+        generator_loss = adversarial_loss(self.judge_fixed(fake), 1.0)
         method = self.on_layer.backward(generator_loss, None)
         self.generator_optimiser.step()
         if self.average is not None:
@@ -184,6 +184,16 @@ class Gan(Task):
             logits, gradient = self.discriminator.with_gradient(real)
         penalty = self.settings.r1 / 2 * gradient.square().flatten(1).sum(1).mean()
         return adversarial_loss(logits.to(real.dtype), 1.0), {"r1": penalty}
+
+    def judge_fixed(self, fake: Tensor) -> Tensor:
+        """Logits of fakes, by a discriminator that is not trained by them."""
+        self.critic.requires_grad_(False)
+        try:
+            with self.fabric.autocast():
+                logits: Tensor = self.critic(fake.to(next(self.critic.parameters()).dtype))
+        finally:
+            self.critic.requires_grad_(True)
+        return logits.to(fake.dtype)
 
     def evaluate(self) -> dict[str, float]:
         """Metrics of as many samples as are set, of the generator and of its average.

@@ -111,7 +111,7 @@ class Faces(Gan):
         self.discriminator_optimiser.step()
 
         self.generator_optimiser.zero_grad()
-        generator_loss = adversarial_loss(self._judge_fixed(fake), 1.0)
+        generator_loss = adversarial_loss(self.judge_fixed(fake), 1.0)
         method = self.on_layer.backward(generator_loss, None)
         self.generator_optimiser.step()
         if self.average is not None:
@@ -134,16 +134,6 @@ class Faces(Gan):
             change = self.settings.consistency * mse_loss(changed, logits)
         self.fabric.backward(loss + change)
         return loss.detach(), change.detach()
-
-    def _judge_fixed(self, fake: Tensor) -> Tensor:
-        """Logits of fakes, by a discriminator that is not trained by them."""
-        self.critic.requires_grad_(False)
-        try:
-            with self.fabric.autocast():
-                logits: Tensor = self.critic(fake.to(next(self.critic.parameters()).dtype))
-        finally:
-            self.critic.requires_grad_(True)
-        return logits.to(fake.dtype)
 
     def evaluate(self) -> dict[str, float]:
         """The metrics; also writes the pictures of the moment."""
