@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from atomsep.experiments.entry_points import import_extensions
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.sweeps.ledger import Event
 from atomsep.experiments.sweeps.mps import share_gpu
-from atomsep.experiments.sweeps.sweep import run_sweep
+from atomsep.experiments.sweeps.sweep import open_sweep
 from study import questions, results, tables
+from study.questions import QUESTIONS, Planned
 from study.tasks import TASKS
 
 
@@ -22,66 +24,90 @@ def tell(event: Event) -> None:
         print(f"{event.kind} {run} ({event.done:.0f} of {event.total})", flush=True)
 
 
-def train(runs: list[questions.Planned], given: argparse.Namespace) -> None:
-    """Train all runs that are not finished."""
-    machine = Machine(device=given.device, data=given.data)
-    report = run_sweep([each.key for each in runs], given.out, machine, given.jobs or None, tell)
-    for failure in report.failed:
-        print(f"{failure.key.method}, seed {failure.key.seed}: {failure.reason} ({failure.log})")
-    if report.left:  # Ctrl-C; the same command continues
-        raise SystemExit(130)
+class Study:
+    """What was asked for on the command line."""
 
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given, self.data = given, given.data
+        self.questions = {name: QUESTIONS[name] for name in given.questions or QUESTIONS}
 
-def run(given: argparse.Namespace) -> None:
-    """Tune plain training in all tasks, then compare the methods."""
-    question = questions.QUESTIONS[given.question]
-    with share_gpu(given.device) if given.mps else nullcontext():
-        train(
-            [each for task in given.tasks for each in questions.plan_tuning(task, given.data)],
-            given,
-        )
-        rest: list[questions.Planned] = []
-        for task in given.tasks:
-            tuned = results.choose(task, given.data, given.out)
-            name = TASKS[task].tuned[0]
-            found = "no value could be chosen, so it is left out" if tuned is None else f"{tuned:g}"
-            print(f"{task}: {name} {found}", flush=True)
-            if tuned is not None:
-                rest += questions.plan_comparison(question, task, given.data, tuned)
-        wanted = ("plain", *(given.methods or question.methods))
-        train([each for each in rest if each.method in wanted], given)
+    def tasks(self) -> list[str]:
+        """The tasks of the questions, each once."""
+        named = dict.fromkeys(task for each in self.questions.values() for task in each.arms)
+        return [task for task in named if task in (self.given.tasks or TASKS)]
+
+    def tuning(self) -> Iterator[Planned]:
+        """The runs that tune plain training."""
+        for task in self.tasks():
+            yield from questions.plan_tuning(task, self.data)
+
+    def arms(self, phase: str) -> Iterator[Planned]:
+        """The runs of a phase that can be planned by what has been collected."""
+        for question in self.questions.values():
+            for task in question.arms if question.phase == phase else ():
+                tuned = results.choose(task)
+                if task in self.tasks() and tuned is not None:
+                    arms = results.with_strengths(task, question.arms[task])
+                    yield from questions.plan_arms(question, task, self.data, tuned, arms)
+
+    def collect(self) -> None:
+        """Read finished runs into `results/`, phase by phase: each decides what the next has."""
+        for plan in (self.tuning, lambda: self.arms("trials"), lambda: self.arms("test")):
+            planned: dict[str, list[Planned]] = {}
+            for each in plan():
+                planned.setdefault(each.task, []).append(each)
+            for task, runs in planned.items():
+                results.collect(task, runs, self.given.out)
+
+    def run(self) -> None:
+        """Train what is missing: tuning, then trials, then test."""
+        given = self.given
+        machine = Machine(device=given.device, data=given.data)
+        with (
+            share_gpu(given.device) if given.mps else nullcontext(),
+            open_sweep("local", given.out, machine, given.jobs or None) as sweep,
+        ):
+            for plan in (self.tuning, lambda: self.arms("trials"), lambda: self.arms("test")):
+                report = sweep.run([each.key for each in plan()], tell)
+                for failure in report.failed:
+                    key = failure.key
+                    print(f"{key.experiment}, {key.method}, seed {key.seed}: {failure.reason}")
+                self.collect()
+                if report.left:  # Ctrl-C; the same command continues
+                    raise SystemExit(130)
+
+    def plan(self) -> None:
+        """Print how many runs each question has."""
+        for name, question in self.questions.items():
+            for task, arms in question.arms.items():
+                count = (len(arms) + 1) * question.seeds.get(task, 5)
+                print(f"{name}: {task}: {count} runs, {len(results.read(task))} of it collected")
 
 
 def main() -> None:
-    """Run, collect, or fill in tables."""
+    """Plan, run, collect, or fill in tables."""
     parser = argparse.ArgumentParser(prog="python -m study", description=__doc__)
-    parser.add_argument("do", choices=("run", "collect", "tables"))
-    parser.add_argument("question", nargs="?", choices=questions.QUESTIONS)
-    parser.add_argument("--tasks", nargs="+", help="only these")
-    parser.add_argument("--methods", nargs="+", help="only plain training and these")
+    parser.add_argument("do", choices=("plan", "run", "collect", "tables"))
+    parser.add_argument("questions", nargs="*", help=f"of {', '.join(QUESTIONS)}; by default all")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, help="only these")
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the runs")
     parser.add_argument("--jobs", type=int, default=0, help="runs at a time; 0: as many as fit")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--mps", action="store_true", help="share the GPU through NVIDIA MPS")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
+    for name in given.questions:
+        if name not in QUESTIONS:
+            parser.error(f"there is no question {name!r}; choose from {', '.join(QUESTIONS)}")
     if given.do == "tables":
         print(*tables.fill(), sep="\n")
         return
-    if given.question is None:
-        parser.error(f"name a question: {', '.join(questions.QUESTIONS)}")
-    import_extensions(["study.rules"])
-    question = questions.QUESTIONS[given.question]
-    given.tasks = given.tasks or list(question.tasks)
-    for names, known in ((given.tasks, question.tasks), (given.methods or (), question.methods)):
-        for name in names:
-            if name not in known:
-                parser.error(f"{given.question} has no {name!r}, only {', '.join(known)}")
-    if given.do == "run":
-        run(given)
-    for task in given.tasks:
-        count = results.collect(given.question, task, given.data, given.out)
-        print(f"{task}: {count} runs in {results.file_of(given.question, task)}")
+    import_extensions(["study.rules", "study.small"])
+    study = Study(given)
+    {"plan": study.plan, "run": study.run, "collect": study.collect}[given.do]()
+    if given.do != "plan":
+        for task in study.tasks():
+            print(f"{task}: {len(results.read(task))} runs in {results.file_of(task)}")
 
 
 if __name__ == "__main__":

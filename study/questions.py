@@ -1,46 +1,161 @@
-"""The questions of the study: which methods at which strengths, on which tasks and seeds."""
+"""The questions of the study: which arms, on which tasks and seeds.
+
+Runs belong to one of three phases:
+
+- "tuning": plain training at several learning rates or weight decays, on held-out training
+  samples and seeds of its own;
+- "trials": methods at several strengths on seeds 0 to 4, on held-out training samples, or for
+  GANs, whose samples are compared with the training images, on fresh noise;
+- "test": methods at the strength that was best in the trials, on seeds from 10 on and the test
+  samples.
+
+In the last two, every seed has a run of plain training too, which the others are paired with.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from atomsep.experiments.registry import find_experiment, run_key
 from atomsep.experiments.runs import RunKey
 from study.tasks import TASKS
 
-TUNING_SEEDS = range(100, 103)
+TUNING_SEEDS = range(100, 110)
+PHASES = {"tuning": TUNING_SEEDS, "trials": range(5), "test": range(10, 20)}
+HELD_OUT = ("flowers", "pets", "imagenette", "cola", "poem")
+"""Tasks whose trials use held-out training samples."""
+
+
+class Arm(NamedTuple):
+    """A method with its settings.
+
+    Attributes:
+        method: its name.
+        strength: the weight, or the share for the rules of `study.rules`; None for the one that
+            was best in the trials; 0 for plain training.
+        options: further assignments.
+    """
+
+    method: str = "plain"
+    strength: float | None = 0.0
+    options: tuple[str, ...] = ()
+
+
+PLAIN = Arm()
+
+
+def at(strengths: Iterable[float | None], *methods: str, options: Sequence[str] = ()) -> list[Arm]:
+    """Every method at every strength, the first strength of all methods first."""
+    return [Arm(method, each, tuple(options)) for each in strengths for method in methods]
+
+
+def best(*methods: str, options: Sequence[str] = ()) -> list[Arm]:
+    """Methods at the strength that was best in the trials."""
+    return at([None], *methods, options=options)
 
 
 @dataclass(frozen=True)
 class Question:
-    """Methods to compare with plain training, paired by seed.
+    """Arms to compare with plain training, paired by seed.
 
     Attributes:
         asks: the question, for its page.
-        tasks: names of tasks.
-        methods: methods with their strengths: the weight, or the share for the rules of
-            `study.rules`. Runs come in the order of the strengths.
-        seeds: how many seeds.
+        phase: "trials" or "test".
+        arms: for each task; plain training always comes first.
+        seeds: how many; by task, 5 where it says nothing.
     """
 
     asks: str
-    tasks: tuple[str, ...]
-    methods: dict[str, tuple[float, ...]]
-    seeds: int = 5
+    phase: str
+    arms: Mapping[str, Sequence[Arm]]
+    seeds: Mapping[str, int]
 
 
-SHARES = 0.1, 0.03, 0.3
+RULES = (
+    *("atom-calibrated", "atom-capped", "atom-share"),
+    *("atom-energy", "atom-decay", "atom-warm-up"),
+)
+WEIGHTS, SHARES = (1.0, 0.2, 5.0), (0.1, 0.03, 0.3)
+ALL_RULES = [*at(WEIGHTS, "atom"), *at(SHARES, *RULES)]
+PARTS = ("atom-no-constraints", "atom-no-energy")
+
 QUESTIONS = {
     "strength": Question(
         "Which rule for the strength of atom modeling carries over from task to task?",
-        tuple(TASKS),
+        "trials",
         {
-            "atom": (1.0, 0.2, 5.0),
-            **dict.fromkeys(("atom-calibrated", "atom-capped", "atom-share"), SHARES),
-            **dict.fromkeys(("atom-energy", "atom-decay", "atom-warm-up"), SHARES),
+            "mixtures": ALL_RULES,
+            "digits": ALL_RULES,
+            "small-stacked": [*at(WEIGHTS, "atom"), *at((0.1,), "atom-calibrated", "atom-share")],
+            "stacked": [*at(WEIGHTS, "atom"), *at((0.1,), "atom-calibrated", "atom-share")],
+            "mnist": [*at((1.0,), "atom"), *at((0.1,), "atom-calibrated", "atom-share")],
+            "faces": [*at((1.0,), "atom"), *at((0.1,), "atom-calibrated")],
+            "flowers": [*at((0.2, 0.02, 1.0), "atom"), *at(SHARES, *RULES)],
+            "pets": [*at((0.2, 0.02, 1.0), "atom"), *at((0.1,), "atom-calibrated", "atom-share")],
         },
+        {},
+    ),
+    "peers": Question(
+        "At which strength do the parts of the loss and its peers work best?",
+        "trials",
+        {
+            "small-stacked": at((1.0,), "mode-seeking", *PARTS),
+            "stacked": [*at((1.0,), *PARTS), *at((1.0, 0.1), "mode-seeking")],
+            "flowers": at((1.0, 0.1, 10.0), "atom-no-energy", "koleo"),
+            "pets": at((1.0, 0.1), "atom-no-energy", "koleo"),
+        },
+        {},
+    ),
+    "gans": Question(
+        "Do GANs drop fewer modes?",
+        "test",
+        {"stacked": best("atom", "mode-seeking"), "cifar10": at((1.0,), "atom")},
+        {"stacked": 10},
+    ),
+    "classifiers": Question(
+        "Is anything left for classifiers once the weight decay is tuned?",
+        "test",
+        {
+            "flowers": best("atom", "atom-no-energy", "koleo"),
+            "pets": best("atom", "atom-no-energy", "koleo"),
+            "imagenette": at((0.2,), "atom"),
+        },
+        {"flowers": 10, "pets": 10, "imagenette": 10},
+    ),
+    "text": Question(
+        "Does it help to fine-tune an encoder?",
+        "test",
+        {
+            "cola": [*at((0.01,), "atom"), Arm("atom", 0.01, ("charge=learned",))],
+            "poem": [*at((0.01,), "atom"), Arm("atom", 0.01, ("charge=learned",))],
+        },
+        {"poem": 10},
+    ),
+    "settings": Question(
+        "Which settings matter: scale, norm, sampling, charge, layer, nucleus?",
+        "test",
+        {
+            "digits": [
+                *at((1.0,), "atom", *PARTS, "mode-seeking", "koleo", "vicreg"),
+                *at((1.0,), "atom-centre-of-mass"),
+                Arm("atom", 1.0, ("method.norm=1",)),
+                Arm("atom", 1.0, ("method.charge=5",)),
+                Arm("atom", 1.0, ("method.pairs=sampled", "method.tokens=16")),
+                Arm("atom", 1.0, ("layer=main.5",)),
+                Arm("atom", 1.0, ("layer=main.1",)),
+            ],
+            "mixtures": [
+                *at((2.5,), "atom", "atom-no-neutrality", "atom-no-occupancy", *PARTS),
+                *at((2.5,), "atom-centre-of-mass"),
+                Arm("atom", 2.5, ("method.norm=1",)),
+                Arm("atom", 2.5, ("method.charge=5",)),
+                Arm("atom", 2.5, ("method.pairs=sampled",)),
+            ],
+        },
+        {"mixtures": 10},
     ),
 }
 
@@ -51,52 +166,49 @@ class Planned:
 
     Attributes:
         task: name of its task.
-        method: its method.
-        strength: its strength; 0 for plain training.
+        phase: its phase.
+        arm: its arm, with its strength.
         tuned: value of the task's tuned setting.
         settings: all assignments.
         key: the run.
     """
 
     task: str
-    method: str
-    strength: float
+    phase: str
+    arm: Arm
     tuned: float
     settings: tuple[str, ...]
     key: RunKey
 
 
-def plan_tuning(name: str, data: Path) -> Iterator[Planned]:
-    """The runs that tune plain training, on held-out training samples and seeds of their own."""
-    for value in TASKS[name].tuned[1]:
-        for seed in TUNING_SEEDS:
-            yield _planned(name, data, "plain", 0.0, seed, value)
+def plan_tuning(task: str, data: Path) -> Iterator[Planned]:
+    """The runs that tune plain training."""
+    for value in TASKS[task].tuned[1]:
+        for seed in TUNING_SEEDS[: TASKS[task].tries]:
+            yield plan_run(task, data, "tuning", PLAIN, seed, value)
 
 
-def plan_comparison(question: Question, name: str, data: Path, tuned: float) -> Iterator[Planned]:
-    """The runs that compare the methods, on the test samples."""
-    for seed in range(question.seeds):
-        yield _planned(name, data, "plain", 0.0, seed, tuned)
-    most = max(map(len, question.methods.values()))
-    for place in range(most):
-        for method, strengths in question.methods.items():
-            for strength in strengths[place : place + 1]:
-                for seed in range(question.seeds):
-                    yield _planned(name, data, method, strength, seed, tuned)
+def plan_arms(
+    question: Question, task: str, data: Path, tuned: float, arms: Iterable[Arm]
+) -> Iterator[Planned]:
+    """The runs of plain training and of arms, whose strengths are known."""
+    seeds = PHASES[question.phase][: question.seeds.get(task, 5)]
+    for arm in (PLAIN, *arms):
+        for seed in seeds:
+            yield plan_run(task, data, question.phase, arm, seed, tuned)
 
 
-def _planned(
-    name: str, data: Path, method: str, strength: float, seed: int, tuned: float
-) -> Planned:
+def plan_run(name: str, data: Path, phase: str, arm: Arm, seed: int, tuned: float) -> Planned:
+    """One run."""
     task = TASKS[name]
-    settings = (*task.settings, f"{task.tuned[0]}={tuned:g}")
-    if method != "plain":
-        settings = (*settings, f"weight={strength:g}")
-    if method in ("atom-decay", "atom-warm-up"):
+    settings = (*task.settings, f"{task.tuned[0]}={tuned:g}", *arm.options)
+    if arm.method != "plain":
+        settings = (*settings, f"weight={arm.strength:g}")
+    if arm.method in ("atom-decay", "atom-warm-up"):
         settings = (*settings, f"method.steps={task.steps}")
     key = run_key(
-        *(find_experiment(task.experiment), method, seed),
+        *(find_experiment(task.experiment), arm.method, seed),
         [each.format(data=data) for each in settings],
-        validation=seed in TUNING_SEEDS,
+        validation=phase == "tuning" or (phase == "trials" and name in HELD_OUT),
     )
-    return Planned(name, method, strength, tuned, settings, key)
+    return Planned(name, phase, arm, tuned, settings, key)

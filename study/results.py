@@ -1,16 +1,17 @@
-"""Finished runs in compact form: a file per question and task, with a line per run."""
+"""Finished runs in compact form: a file per task, with a line per run."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from atomsep.experiments.runs import Run
-from study.questions import QUESTIONS, Planned, plan_comparison, plan_tuning
+from study.questions import Arm, Planned
 from study.tasks import TASKS
 
 FOLDER = Path(__file__).parent / "results"
@@ -21,22 +22,25 @@ class Row:
     """A finished run.
 
     Attributes:
-        phase: "tuning" or "comparison".
+        phase: see `study.questions`.
         method: its method.
         strength: its strength.
+        options: further assignments of its arm.
         tuned: value of the task's tuned setting.
         seed: its seed.
         settings: what differs from the experiment's defaults.
         metrics: its metrics.
         broken_down: when and how it broke down, or None.
-        seconds: how long it took.
+        seconds: how long it took, beside others on the same device.
         machine: where.
         versions: of torch and of this project.
+        shares: the gradient's share at the start and at the end, if it was measured.
     """
 
     phase: str
     method: str
     strength: float
+    options: list[str]
     tuned: float
     seed: int
     settings: list[str]
@@ -45,53 +49,77 @@ class Row:
     seconds: float
     machine: str
     versions: dict[str, str]
+    shares: list[float]
+
+    @property
+    def arm(self) -> Arm:
+        """Its arm."""
+        return Arm(self.method, self.strength, tuple(self.options))
 
 
-def file_of(question: str, task: str) -> Path:
-    """Where the runs of a question and task are."""
-    return FOLDER / question / f"{task}.jsonl"
+def file_of(task: str) -> Path:
+    """Where the runs of a task are."""
+    return FOLDER / f"{task}.jsonl"
 
 
-def read(question: str, task: str) -> list[Row]:
-    """The collected runs of a question and task."""
-    path = file_of(question, task)
+def read(task: str, phase: str | None = None) -> list[Row]:
+    """The collected runs of a task, of one phase or of all."""
+    path = file_of(task)
     if not path.exists():
         return []
-    return [Row(**json.loads(line)) for line in path.read_text().splitlines()]
+    rows = [Row(**json.loads(line)) for line in path.read_text().splitlines()]
+    return [row for row in rows if phase in (None, row.phase)]
 
 
-def choose(task: str, data: Path, out: Path) -> float | None:
-    """The value of the tuned setting with the best mean metric.
+def choose(task: str) -> float | None:
+    """The value of the tuned setting with the best mean metric; None if none was tried.
 
-    A value is out if one of its runs has no finite metric, or failed: it left a log, but no result.
-    None if there are runs that were not tried.
+    A value with a run that has no finite metric is out.
     """
     found: dict[float, list[float]] = {}
-    for each in plan_tuning(task, data):
-        run = Run(each.key.folder(out))
-        result = run.read_result()
-        if result is None and not (run.folder / "log.txt").exists():
-            return None
-        metric = math.nan if result is None else result["metrics"][TASKS[task].metrics[0]]
-        gain = TASKS[task].sign * metric if math.isfinite(metric) else -math.inf
-        found.setdefault(each.tuned, []).append(gain)
-    best = max(found, key=lambda value: mean(found[value]))
-    return best if math.isfinite(mean(found[best])) else None
+    for row in read(task, "tuning"):
+        found.setdefault(row.tuned, []).append(_gain(task, row))
+    return max(found, key=lambda value: mean(found[value]), default=None)
 
 
-def collect(question: str, task: str, data: Path, out: Path) -> int:
-    """Add the finished runs of a question and task to those collected; returns their number."""
-    tuned = choose(task, data, out)
-    runs = list(plan_tuning(task, data))
-    if tuned is not None:
-        runs += plan_comparison(QUESTIONS[question], task, data, tuned)
-    found = [*read(question, task), *(row for each in runs if (row := _row(each, out)))]
-    rows = {(row.phase, row.method, row.strength, row.tuned, row.seed): row for row in found}
+def best_strength(task: str, arm: Arm) -> float | None:
+    """The strength of an arm's method with the best mean metric in the trials."""
+    found: dict[float, list[float]] = {}
+    for row in read(task, "trials"):
+        if (row.method, tuple(row.options)) == (arm.method, arm.options):
+            found.setdefault(row.strength, []).append(_gain(task, row))
+    return max(found, key=lambda value: mean(found[value]), default=None)
+
+
+def with_strengths(task: str, arms: Iterable[Arm]) -> list[Arm]:
+    """Arms with the strengths that were best in the trials; those without trials are left out."""
+    known = (
+        arm if arm.strength is not None else arm._replace(strength=best_strength(task, arm))
+        for arm in arms
+    )
+    return [arm for arm in known if arm.strength is not None]
+
+
+def _gain(task: str, row: Row) -> float:
+    metric = row.metrics[TASKS[task].metrics[0]]
+    return TASKS[task].sign * metric if math.isfinite(metric) else -math.inf
+
+
+def collect(task: str, planned: Iterable[Planned], out: Path) -> int:
+    """Add finished runs of a task to those collected; returns the number of all."""
+    rows = {_identity(row): row for row in read(task)}
+    for each in planned:
+        if row := _row(each, out):
+            rows[_identity(row)] = row
     if rows:
-        path = file_of(question, task)
+        path = file_of(task)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(vars(row)) + "\n" for row in rows.values()))
     return len(rows)
+
+
+def _identity(row: Row) -> tuple[Any, ...]:
+    return row.phase, row.arm, row.tuned, row.seed
 
 
 def _row(each: Planned, out: Path) -> Row | None:
@@ -99,10 +127,14 @@ def _row(each: Planned, out: Path) -> Row | None:
     if result is None:
         return None
     machine = result["machine"]
+    ends = result.get("strength_at_start") or {}, result["last_epoch"]
+    shares = [end["gradient_share"] for end in ends if "gradient_share" in end]
+    assert each.arm.strength is not None
     return Row(
-        phase="tuning" if each.key.validation else "comparison",
-        method=each.method,
-        strength=each.strength,
+        phase=each.phase,
+        method=each.arm.method,
+        strength=each.arm.strength,
+        options=list(each.arm.options),
         tuned=each.tuned,
         seed=each.key.seed,
         settings=list(each.settings),
@@ -111,4 +143,5 @@ def _row(each: Planned, out: Path) -> Row | None:
         seconds=round(result["seconds"], 1),
         machine=machine.get("gpu") or machine["processor"],
         versions={name: result["versions"][name] for name in ("torch", "atomsep")},
+        shares=[float(f"{share:.3g}") for share in shares],
     )

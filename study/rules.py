@@ -1,4 +1,4 @@
-"""Rules for the strength of atom modeling, as methods to compare, and a GAN small enough for a CPU.
+"""Rules for the strength of atom modeling, as methods to compare.
 
     atomsep --import study.rules sweep digits-gan --methods plain,atom,atom-share --seeds 5
     atomsep --import study.rules sweep mnist-gan --methods plain,atom-capped --set weight=0.1
@@ -12,6 +12,9 @@ for: the norm of the loss's gradient at the layer over that of the task's gradie
     atom-decay       as atom-calibrated, times a factor that falls to 0 over `method.steps` steps
     atom-warm-up     as atom-calibrated, times a factor that rises from 0 over `method.steps` steps
     atom-energy      as atom-calibrated, with the energy ten times stronger than the constraints
+
+With `atom-centre-of-mass` the nucleus is the mean of the positions weighted by mass, where the
+paper divides by the number of tokens; `weight` is the weight.
 """
 
 from __future__ import annotations
@@ -22,41 +25,42 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 
-from atomsep.experiments.gan import pictures
-from atomsep.experiments.gan.adversarial import Gan
-from atomsep.experiments.gan.build import training_and_judge
-from atomsep.experiments.gan.dcgan import Discriminator, Generator, initialise
-from atomsep.experiments.gan.experiments import MNIST, GanSettings
-from atomsep.experiments.gan.pictures import Pictures
-from atomsep.experiments.registry import register_experiment
-from atomsep.experiments.task import Context, Task
+from atomsep.functional import form_atoms, neutrality, occupancy, pair_energy, widen
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.strength import Strength
 from atomsep.hooks.targets import find_layers, put_tensor
 from atomsep.methods import METHODS, Binding, register
 from atomsep.methods.atom import Atom
+from atomsep.methods.base import Method
 
 CALIBRATION = 100
 """Steps over which the weight is measured."""
+
+
+ELECTRON = 1e-3
+"""Mass of an electron in a centre of mass; the paper's is 0."""
 
 
 class Gauge(torch.autograd.Function):
     """Splits a latent into one for the loss and one for the task, and weighs their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, latent: Tensor, rule: RuledAtom, share: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, latent: Tensor, rule: RuledAtom, share: float, strength: Strength | None
+    ) -> tuple[Tensor, Tensor]:
         """The latent twice."""
-        ctx.rule, ctx.share = rule, share
+        ctx.rule, ctx.share, ctx.strength = rule, share, strength
         return latent.clone(), latent.clone()
 
     @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         """The task's gradient plus the loss's, times the rule's weight."""
         own, task = gradients
-        weight = ctx.rule.weigh(ctx.share, own, task)  # type: ignore[attr-defined]
-        return task + (weight * own.float()).to(task.dtype), None, None
+        own = (ctx.rule.weigh(ctx.share, own, task) * own.float()).to(task.dtype)
+        if ctx.strength is not None:
+            ctx.strength.own, ctx.strength.task = map(ctx.strength._norms, (own, task))
+        return task + own, None, None, None
 
 
 class RuledAtom(Atom):
@@ -133,10 +137,9 @@ class RuledBinding(Binding):
             return None
         layout = self.reader.layout(latent)
         self.strength = Strength(layout, 0) if self.watch_gradients else None
-        for_loss, rest = Gauge.apply(latent, self.method, self.share)  # type: ignore[no-untyped-call]
-        if self.strength is not None:
-            for_loss.register_hook(self.strength._noting("own"))
-            rest.register_hook(self.strength._noting("task"))
+        for_loss, rest = Gauge.apply(  # type: ignore[no-untyped-call]
+            latent, self.method, self.share, self.strength
+        )
         self.held = layout.tokens(for_loss), self.reader.mask(layout, latent)
         return put_tensor(output, key, rest)
 
@@ -149,7 +152,7 @@ class RuledBinding(Binding):
 
     @property
     def gradient_shares(self) -> dict[str, float]:
-        """Shares before weighing: that of the unweighted loss."""
+        """Shares of the weighted loss."""
         return {} if self.strength is None else self.strength.shares()
 
     def detach(self) -> None:
@@ -171,64 +174,32 @@ if "atom-energy" not in METHODS:
     )
 
 
-class DigitDiscriminator(Discriminator):
-    """From images of 16 px to logits."""
+class CentreOfMass(Method):
+    """Atom modeling whose nuclei are centres of mass: a shift of all positions changes no energy.
 
-    def __init__(self, channels: int, width: int) -> None:
-        super().__init__(channels, 1)
-        self.main = nn.Sequential(
-            *(nn.Conv2d(channels, width, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, inplace=True)),
-            *(nn.Conv2d(width, 2 * width, 4, 2, 1, bias=False), nn.BatchNorm2d(2 * width)),
-            *(nn.LeakyReLU(0.2, inplace=True), nn.Conv2d(2 * width, 1, 4, 1, 0, bias=False)),
-        )
-        self.apply(initialise)
+    Args:
+        seed: unused; nothing is drawn.
+    """
 
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
 
-class DigitGenerator(Generator):
-    """From noise to images of 16 px; the last hidden layer has 64 tokens."""
-
-    def __init__(self, channels: int, width: int, z: int) -> None:
-        super().__init__(channels, 1, z)
-        self.main = nn.Sequential(
-            *(nn.ConvTranspose2d(z, 2 * width, 4, 1, 0, bias=False), nn.BatchNorm2d(2 * width)),
-            *(nn.ReLU(inplace=True), nn.ConvTranspose2d(2 * width, width, 4, 2, 1, bias=False)),
-            *(nn.BatchNorm2d(width), nn.ReLU(inplace=True)),
-            *(nn.ConvTranspose2d(width, channels, 4, 2, 1, bias=False), nn.Tanh()),
-        )
-        self.apply(initialise)
-
-
-def build_digits(context: Context) -> Task:
-    """A GAN on scikit-learn's digits at 16 px."""
-    settings = context.settings
-    networks = (
-        DigitGenerator(1, settings.width, settings.z),
-        DigitDiscriminator(1, settings.discriminator_width or settings.width),
-    )
-    whole = pictures.digits(1)
-    small = torch.nn.functional.adaptive_avg_pool2d(whole.images.float(), 16).round().byte()
-    training = Pictures(small, whole.labels)
-    return Gan(context, *networks, *training_and_judge(context, training))
+    def loss(
+        self, latent: Tensor, labels: Tensor | None, mask: Tensor | None, second: Tensor | None
+    ) -> Tensor:
+        """Energy and constraints of atoms around their centres of mass."""
+        atoms, positions = form_atoms(latent, mask), widen(latent)[..., 1:]
+        real = 1 if mask is None else mask
+        mass = (atoms.mass + ELECTRON * real).unsqueeze(
+            2
+        )  # or electrons alone would have no centre
+        nucleus = (mass * positions).sum(1) / mass.sum(1)
+        away = torch.linalg.vector_norm(positions - nucleus.unsqueeze(1), dim=2)
+        radius = ((1 - atoms.mass) * away).sum(1) / atoms.count
+        atoms = replace(atoms, nucleus=nucleus, radius=radius)
+        energy = pair_energy(atoms).sum() / max(1, len(latent) * (len(latent) - 1))
+        return energy + neutrality(atoms).mean() + occupancy(atoms).mean()
 
 
-register_experiment(
-    replace(
-        MNIST,
-        name="digits-gan",
-        title="Digits, DCGAN",
-        summary="a small DCGAN on scikit-learn's digits at 16 px, for a CPU",
-        settings=GanSettings(
-            epochs=80,
-            learning_rate=5e-4,
-            evaluate_every=280,
-            average_last=3,
-            layer="main.4",
-            width=32,
-            z=64,
-            samples=1797,
-            features="classifier",
-        ),
-        tiny={"epochs": 1},
-        build=build_digits,
-    )
-)
+if "atom-centre-of-mass" not in METHODS:
+    register("atom-centre-of-mass", CentreOfMass, "atom modeling around centres of mass")

@@ -12,20 +12,23 @@ class Task:
     Attributes:
         title: for tables.
         experiment: name of the experiment.
-        steps: in a run; for rules that rise or fall over it.
         metrics: metrics to keep; the first decides.
         settings: the same for all runs; `{data}` stands for the folder of all data.
-        tuned: a setting of plain training that is chosen on validation data, and its values.
+        tuned: a setting of plain training that is chosen on held-out training samples, and its
+            values.
+        tries: seeds per value.
         sign: 1 if more of the metric is better, -1 if less is.
+        steps: in a run, for rules that rise or fall over it.
     """
 
     title: str
     experiment: str
-    steps: int
     metrics: tuple[str, ...]
     settings: tuple[str, ...]
     tuned: tuple[str, tuple[float, ...]]
+    tries: int = 2
     sign: int = -1
+    steps: int = 0
 
 
 RATES = "learning_rate", (1e-4, 2e-4, 4e-4)
@@ -40,47 +43,106 @@ def _both(name: str) -> tuple[str, ...]:
 
 
 GAN = _both("frechet_classifier")
-MNIST = (
-    *(*FAST, "features=classifier", "batch=128"),
-    *("epochs=5", "evaluate_every=469", "average_last=2"),
-)
+MODES = ("modes", "ema_modes", "reverse_kl", "ema_reverse_kl")
+COLOUR = _both("frechet_efficientnet_lite0")
+COLOUR_FEATURES = "features=study.features:efficientnet_lite0"
+MNIST = (*FAST, "features=classifier", "batch=128", "evaluate_every=469")
 CLASSIFIER = (*FAST, "evaluate_every=0", "image=64")
+IMAGES = ("top1", "ece", "nll")
+TEXT = ("model={data}/minilm", "evaluate_every=0")
+
 TASKS = {
-    "digits": Task(
-        *("Digits, 16 px DCGAN", "digits-gan", 2320, GAN, ()),
-        ("learning_rate", (2e-4, 5e-4, 1e-3)),
+    "mixtures": Task(
+        *("Gaussian mixtures", "synthetic", ("accuracy",), ("evaluate_every=0",)),
+        ("learning_rate", (0.1, 0.3, 1.0, 3.0)),
+        tries=3,
+        sign=1,
+        steps=640,
     ),
-    "mnist": Task("MNIST, DCGAN", "mnist-gan", 2345, GAN, MNIST, RATES),
-    "mnist-r1": Task("the same with R1", "mnist-gan", 2345, GAN, (*MNIST, "r1=1"), RATES),
+    "digits": Task(
+        *("Digits, 16 px DCGAN", "digits-gan", GAN, ()),
+        ("learning_rate", (2e-4, 5e-4, 1e-3)),
+        tries=3,
+        steps=2320,
+    ),
+    "small-stacked": Task(
+        *("Stacked MNIST, 16 px DCGAN", "small-stacked-gan", MODES, ()),
+        ("learning_rate", (2e-4, 5e-4, 1e-3)),
+        tries=1,
+        sign=1,
+        steps=4000,
+    ),
     "stacked": Task(
-        *("Stacked MNIST, DCGAN", "stacked-mnist-gan", 2000),
-        ("modes", "ema_modes", "reverse_kl", "ema_reverse_kl"),
+        *("Stacked MNIST, DCGAN", "stacked-mnist-gan", MODES),
         (
             *(*FAST, "batch=128", "discriminator_width=16"),
             *("epochs=2", "evaluate_every=1000", "average_last=1"),
         ),
         RATES,
         sign=1,
+        steps=2000,
     ),
-    "faces": Task(
-        *("UTKFace, DCGAN", "own-gan", 2820, _both("frechet_efficientnet_lite0")),
+    "mnist": Task(
+        *("MNIST, DCGAN", "mnist-gan", GAN, (*MNIST, "epochs=8", "average_last=3")),
+        RATES,
+        tries=1,
+        steps=3752,
+    ),
+    "cifar10": Task(
+        *("CIFAR-10, DCGAN", "cifar10-gan", COLOUR),
         (
-            *(*FAST, "batch=128", "epochs=30", "samples=2500"),
-            *("evaluate_every=940", "average_last=2", "folder={data}/utkface-64"),
-            "features=study.features:efficientnet_lite0",
+            *(*FAST, COLOUR_FEATURES, "batch=128", "epochs=6", "samples=5000"),
+            *("evaluate_every=780", "average_last=1"),
         ),
         RATES,
+        tries=1,
+        steps=2346,
+    ),
+    "faces": Task(
+        *("UTKFace, DCGAN", "own-gan", COLOUR),
+        (
+            *(*FAST, COLOUR_FEATURES, "batch=128", "epochs=30", "samples=2500"),
+            *("evaluate_every=1410", "average_last=1", "folder={data}/utkface-64"),
+        ),
+        RATES,
+        tries=1,
+        steps=2820,
     ),
     "flowers": Task(
-        *("Flowers-102, ResNet-18", "flowers", 480, ("top1", "ece", "nll")),
-        (*CLASSIFIER, "epochs=30"),
+        *("Flowers-102, ResNet-18", "flowers", IMAGES, (*CLASSIFIER, "epochs=30")),
         DECAYS,
         sign=1,
+        steps=480,
     ),
     "pets": Task(
-        *("Pets, ResNet-18", "pets", 1160, ("top1", "ece", "nll")),
-        (*CLASSIFIER, "epochs=20"),
+        *("Pets, ResNet-18", "pets", IMAGES, (*CLASSIFIER, "epochs=20")),
         DECAYS,
+        sign=1,
+        steps=920,
+    ),
+    "imagenette": Task(
+        *("Imagenette, ResNet-18", "own-images", IMAGES),
+        (
+            *FAST,
+            "evaluate_every=0",
+            "image=80",
+            "epochs=15",
+            "batch=128",
+            "folder={data}/imagenette",
+        ),
+        DECAYS,
+        tries=1,
+        sign=1,
+    ),
+    "cola": Task(
+        *("CoLA, MiniLM", "cola", ("mcc", "accuracy"), (*TEXT, "epochs=4")),
+        ("learning_rate", (2e-5, 5e-5, 1e-4)),
+        tries=1,
+        sign=1,
+    ),
+    "poem": Task(
+        *("Poem sentiment, MiniLM", "poem", ("f1", "f1_weighted"), (*TEXT, "epochs=10")),
+        ("learning_rate", (2e-5, 5e-5, 1e-4)),
         sign=1,
     ),
 }

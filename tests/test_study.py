@@ -8,15 +8,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from atomsep.experiments import entry_points
 from atomsep.experiments.registry import EXPERIMENTS
-from atomsep.methods import METHODS
-from study import questions, results, tables
-from study.questions import QUESTIONS, TUNING_SEEDS, plan_comparison, plan_tuning
+from atomsep.methods import METHODS, make_method
+from study import results, tables
+from study.questions import (
+    HELD_OUT,
+    PHASES,
+    PLAIN,
+    QUESTIONS,
+    Arm,
+    Planned,
+    best,
+    plan_arms,
+    plan_tuning,
+)
+from study.results import Row
 from study.tasks import TASKS
 
 DATA = Path("data")
+EVERY = [(name, task) for name, question in QUESTIONS.items() for task in question.arms]
 
 
 @pytest.fixture(autouse=True)
@@ -24,90 +37,128 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The study's methods and experiments, which other tests of this process do not see."""
     before = [(registry, dict(registry)) for registry in (METHODS, EXPERIMENTS)]
     monkeypatch.setattr(entry_points, "IMPORTED", [])
-    entry_points.import_extensions(["study.rules"])
+    entry_points.import_extensions(["study.rules", "study.small"])
     yield
-    sys.modules.pop("study.rules")  # to be registered again by the next import
+    for name in ("study.rules", "study.small"):
+        sys.modules.pop(name)  # to be registered again by the next import
     for registry, content in before:
         registry.clear()
         registry.update(content)
 
 
+def planned(question: str, task: str) -> list[Planned]:
+    """The runs of a question, at any strength where the best one is not known yet."""
+    arms = [
+        arm._replace(strength=0.5) if arm.strength is None else arm
+        for arm in QUESTIONS[question].arms[task]
+    ]
+    return list(plan_arms(QUESTIONS[question], task, DATA, TASKS[task].tuned[1][-1], arms))
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_plain_training_is_tuned_first_and_on_other_seeds_and_samples(task: str) -> None:
-    question = QUESTIONS["strength"]
+    name, values = TASKS[task].tuned
     tuning = list(plan_tuning(task, DATA))
-    value = TASKS[task].tuned[1][-1]
-    runs = list(plan_comparison(question, task, DATA, value))
-    assert {each.method for each in tuning} == {"plain"}
+    assert {each.arm for each in tuning} == {PLAIN}
     assert all(each.key.validation for each in tuning)
-    assert not any(each.key.validation for each in runs)
-    assert not {each.key.seed for each in tuning} & {each.key.seed for each in runs}
-    assert {getattr(each.key.settings, TASKS[task].tuned[0]) for each in runs} == {value}
+    assert {getattr(each.key.settings, name) for each in tuning} == set(values)
+    seeds = {each.key.seed for each in tuning}
+    assert not seeds & {*PHASES["trials"], *PHASES["test"]}
+    for question, its_task in EVERY:
+        if its_task == task:
+            runs = planned(question, task)
+            assert {getattr(each.key.settings, name) for each in runs} == {values[-1]}
 
 
-def test_every_arm_has_the_seeds_of_plain_and_no_run_comes_twice() -> None:
-    question = QUESTIONS["strength"]
-    runs = list(plan_comparison(question, "mnist", DATA, 2e-4))
-    arms: dict[tuple[str, float], list[int]] = {}
+@pytest.mark.parametrize(("question", "task"), EVERY)
+def test_every_arm_has_the_seeds_of_plain_and_no_run_comes_twice(question: str, task: str) -> None:
+    runs = planned(question, task)
+    seeds: dict[Arm, list[int]] = {}
     for each in runs:
-        arms.setdefault((each.method, each.strength), []).append(each.key.seed)
-    wanted = {(method, s) for method, each in question.methods.items() for s in each}
-    assert arms.keys() == wanted | {("plain", 0.0)}
-    assert all(seeds == [0, 1, 2, 3, 4] for seeds in arms.values())
+        seeds.setdefault(each.arm, []).append(each.key.seed)
+    assert next(iter(seeds)) == PLAIN
+    assert len(seeds) == 1 + len(QUESTIONS[question].arms[task])
+    assert all(each == seeds[PLAIN] for each in seeds.values())
     folders = [each.key.folder(Path()) for each in runs]
     assert len(set(folders)) == len(folders)
-    first = [method for method, strength in arms if strength in (1.0, 0.1)]
-    assert [method for method, _ in arms][1:8] == first, "the middle strengths come first"
+    if QUESTIONS[question].phase == "trials":  # no strength is chosen by what is tested later
+        assert not set(seeds[PLAIN]) & set(PHASES["test"])
+        assert all(each.key.validation == (task in HELD_OUT) for each in runs)
+    else:
+        assert not any(each.key.validation for each in runs)
 
 
-def write_runs(folder: Path, metrics: dict[tuple[str, float], list[float]]) -> None:
-    """Hand-made runs of the digits, by arm and seed."""
-    rows = [
-        {
-            "phase": "comparison",
-            "method": method,
-            "strength": strength,
-            "tuned": 5e-4,
-            "seed": seed,
-            "settings": [],
-            "metrics": {"frechet_classifier": value},
-            "broken_down": {"step": 3} if value > 900 else None,
-            "seconds": 1.0,
-            "machine": "a machine",
-            "versions": {},
-        }
-        for (method, strength), values in metrics.items()
-        for seed, value in enumerate(values)
-    ]
-    rows.append({**rows[0], "phase": "tuning", "seed": TUNING_SEEDS[0]})
-    path = folder / "strength" / "digits.jsonl"
-    path.parent.mkdir(parents=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def test_a_strength_to_be_chosen_has_trials() -> None:
+    tried = {
+        (task, arm.method)
+        for question in QUESTIONS.values()
+        for task, arms in question.arms.items()
+        for arm in arms
+        if question.phase == "trials"
+    }
+    for question in QUESTIONS.values():
+        for task, arms in question.arms.items():
+            for arm in arms:
+                assert arm.strength is not None or (task, arm.method) in tried
 
 
-def test_tables_are_computed_from_paired_seeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(results, "FOLDER", tmp_path)
-    write_runs(
-        tmp_path,
-        {
-            ("plain", 0.0): [90.0, 100.0, 110.0],
-            ("atom", 1.0): [80.0, 95.0, 95.0],  # 10 less on average, of 100
-            ("atom-share", 0.1): [91.0, 110.0, 999.0],
-        },
+def row(arm: Arm, seed: int, value: float, phase: str = "trials") -> Row:
+    """A hand-made run of the digits."""
+    return Row(
+        phase=phase,
+        method=arm.method,
+        strength=arm.strength or 0.0,
+        options=list(arm.options),
+        tuned=5e-4,
+        seed=seed,
+        settings=[],
+        metrics={"frechet_classifier": value},
+        broken_down={"step": 3} if value > 900 else None,
+        seconds=1.0,
+        machine="a machine",
+        versions={},
+        shares=[0.5, 0.01] if arm.method == "atom" else [],
     )
-    whole = tables.worst_and_mean().splitlines()
-    assert whole[0] == "| rule | strength | digits | worst | mean |"
-    assert whole[2] == "| atom | 1 | +10.0 | +10.0 | +10.0 |"  # less is better
-    assert whole[3].startswith("| atom-share | 0.1 | −300.0 |")
+
+
+@pytest.fixture
+def collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hand-made runs of the digits, and of no other task."""
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    runs = {
+        PLAIN: [90.0, 100.0, 110.0],
+        Arm("atom", 1.0): [80.0, 95.0, 95.0],  # 10 less on average, of 100
+        Arm("atom", 5.0): [95.0, 105.0, 114.0],
+        Arm("atom-share", 0.1): [91.0, 110.0, 999.0],
+    }
+    rows = [row(arm, seed, value) for arm, each in runs.items() for seed, value in enumerate(each)]
+    rows += [row(PLAIN, PHASES["tuning"][0], 1.0, "tuning")]
+    results.file_of("digits").write_text("".join(json.dumps(vars(each)) + "\n" for each in rows))
+
+
+@pytest.mark.usefixtures("collected")
+def test_tables_are_computed_from_paired_seeds() -> None:
+    whole = tables.rules().splitlines()
+    assert whole[0] == "| rule | digits | worst | mean |"
+    assert whole[2] == "| atom 1 | +10.0 | +10.0 | +10.0 |"  # less is better
+    assert whole[4].startswith("| atom-share 0.1 | −300.0 |")
     one = tables.of_task("strength", "digits").splitlines()
-    assert one[2].startswith("| plain |  | 3 | 100")
+    assert one[2].startswith("| plain | 3 | 100")
     assert "−10.00" in one[3]
     assert "| 3 of 3 |" in one[3]
-    assert "| 0 of 3 |" in one[4]
-    assert one[4].endswith("| 1 |"), "a run that broke down is counted"
+    assert "| 0 of 3 |" in one[5]
+    assert one[5].endswith("| 1 |"), "a run that broke down is counted"
     assert "learning_rate=0.0005" in one[-1]
+    assert tables.broken().splitlines()[-1].endswith("| atom-share 0.1 | 3 | 1 |")
+    assert "| atom 1 | 50 | 1 |" in tables.shares()
+
+
+@pytest.mark.usefixtures("collected")
+def test_the_best_strength_of_the_trials_is_chosen() -> None:
+    assert results.choose("digits") == 5e-4
+    assert results.choose("mnist") is None
+    arms = best("atom", "koleo")
+    assert results.with_strengths("digits", arms) == [Arm("atom", 1.0)]  # koleo has no trials
 
 
 def test_pages_are_those_of_the_collected_runs() -> None:
@@ -115,15 +166,28 @@ def test_pages_are_those_of_the_collected_runs() -> None:
     assert pages
     for page in pages:
         text = page.read_text()
-        assert tables.render(text) == text, f"{page.name} is out of date: python -m study tables"
+        assert tables.render(text) == text, f"{page.name} is out of date: make study-tables"
 
 
-def test_collected_runs_belong_to_the_plan() -> None:
-    for question in questions.QUESTIONS:
-        for task in QUESTIONS[question].tasks:
-            rows = results.read(question, task)
-            for row in rows:
-                assert (
-                    row.method == "plain" or row.strength in QUESTIONS[question].methods[row.method]
-                )
-                assert row.metrics.keys() == set(TASKS[task].metrics)
+@pytest.mark.parametrize("task", TASKS)
+def test_collected_runs_belong_to_the_plan(task: str) -> None:
+    plan = {(each.phase, each.arm._replace(strength=None), each.key.seed) for each in
+            [*plan_tuning(task, DATA), *(run for name, its in EVERY if its == task
+                                         for run in planned(name, task))]}  # fmt: skip
+    tuned = results.choose(task)
+    for each in results.read(task):
+        assert (each.phase, each.arm._replace(strength=None), each.seed) in plan
+        assert each.metrics.keys() == set(TASKS[task].metrics)
+        assert each.tuned == tuned or each.phase == "tuning"
+
+
+def test_centres_of_mass_do_not_depend_on_a_shift() -> None:
+    method = make_method("atom-centre-of-mass", features=4)
+    latent = torch.randn(5, 7, 4, dtype=torch.float64)
+    shift = torch.tensor([0.0, 3.0, -2.0, 5.0], dtype=torch.float64)
+    assert method(latent + shift) == pytest.approx(float(method(latent)))
+    assert make_method("atom", features=4)(latent + shift) != pytest.approx(
+        float(make_method("atom", features=4)(latent))
+    )
+    latent[..., 0] = -50  # electrons alone
+    assert method(latent).isfinite()

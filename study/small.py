@@ -1,0 +1,129 @@
+"""GANs on images of 16 px, small enough for a CPU.
+
+atomsep --import study.small sweep digits-gan --methods plain,atom --seeds 5
+atomsep --import study.small sweep small-stacked-gan --methods plain,atom --seeds 5
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from atomsep.experiments.gan import pictures
+from atomsep.experiments.gan.adversarial import Gan
+from atomsep.experiments.gan.build import READER_STEPS, find_digits, training_and_judge
+from atomsep.experiments.gan.classifier import classifier, kept_in
+from atomsep.experiments.gan.dcgan import Discriminator, Generator, initialise
+from atomsep.experiments.gan.experiments import (
+    MNIST,
+    STACKED,
+    DcganSettings,
+    GanSettings,
+    StackedSettings,
+)
+from atomsep.experiments.gan.pictures import Pictures
+from atomsep.experiments.gan.stacked import Modes, stack
+from atomsep.experiments.registry import register_experiment
+from atomsep.experiments.task import Context, Task
+
+SIDE = 16
+
+
+class SmallDiscriminator(Discriminator):
+    """From images of 16 px to logits."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__(channels, 1)
+        self.main = nn.Sequential(
+            *(nn.Conv2d(channels, width, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, inplace=True)),
+            *(nn.Conv2d(width, 2 * width, 4, 2, 1, bias=False), nn.BatchNorm2d(2 * width)),
+            *(nn.LeakyReLU(0.2, inplace=True), nn.Conv2d(2 * width, 1, 4, 1, 0, bias=False)),
+        )
+        self.apply(initialise)
+
+
+class SmallGenerator(Generator):
+    """From noise to images of 16 px; the last hidden layer has 64 tokens."""
+
+    def __init__(self, channels: int, width: int, z: int) -> None:
+        super().__init__(channels, 1, z)
+        self.main = nn.Sequential(
+            *(nn.ConvTranspose2d(z, 2 * width, 4, 1, 0, bias=False), nn.BatchNorm2d(2 * width)),
+            *(nn.ReLU(inplace=True), nn.ConvTranspose2d(2 * width, width, 4, 2, 1, bias=False)),
+            *(nn.BatchNorm2d(width), nn.ReLU(inplace=True)),
+            *(nn.ConvTranspose2d(width, channels, 4, 2, 1, bias=False), nn.Tanh()),
+        )
+        self.apply(initialise)
+
+
+def small_networks(settings: DcganSettings, channels: int) -> tuple[Generator, Discriminator]:
+    """Generator and discriminator with their initial weights."""
+    width = settings.discriminator_width or settings.width
+    generator = SmallGenerator(channels, settings.width, settings.z)
+    return generator, SmallDiscriminator(channels, width)
+
+
+def reduced(whole: Pictures) -> Pictures:
+    """Images of 16 px: means over whole blocks of pixels."""
+    parts = whole.images.split(4096)
+    small = [nn.functional.adaptive_avg_pool2d(part.float(), SIDE).round() for part in parts]
+    return Pictures(torch.cat(small).to(torch.uint8), whole.labels)
+
+
+def build_digits(context: Context) -> Task:
+    """A GAN on scikit-learn's digits."""
+    networks = small_networks(context.settings, 1)
+    return Gan(context, *networks, *training_and_judge(context, reduced(pictures.digits(1))))
+
+
+def build_stacked(context: Context) -> Task:
+    """A GAN on stacks of three MNIST digits."""
+    networks = small_networks(context.settings, 3)
+    digits, held_out = (reduced(part) for part in find_digits(context))
+    folder, device = kept_in(context), context.fabric.device
+    reader = classifier(digits, device, folder, steps=READER_STEPS, shift=1)
+    modes = Modes(reader, held_out, device, sure=not context.tiny)
+    return Gan(context, *networks, stack(digits.images, context.settings.train_samples), modes)
+
+
+register_experiment(
+    replace(
+        MNIST,
+        name="digits-gan",
+        title="Digits, DCGAN",
+        summary="a small DCGAN on scikit-learn's digits at 16 px, for a CPU",
+        settings=GanSettings(
+            epochs=80,
+            learning_rate=5e-4,
+            evaluate_every=280,
+            average_last=3,
+            layer="main.4",
+            width=32,
+            z=64,
+            samples=1797,
+            features="classifier",
+        ),
+        tiny={"epochs": 1},
+        build=build_digits,
+    )
+)
+register_experiment(
+    replace(
+        STACKED,
+        name="small-stacked-gan",
+        title="Stacked MNIST at 16 px, DCGAN",
+        summary="a small DCGAN on stacks of three MNIST digits at 16 px, for a CPU",
+        settings=StackedSettings(
+            epochs=2,
+            evaluate_every=0,
+            average_last=1,
+            layer="main.4",
+            width=32,
+            discriminator_width=16,
+            z=64,
+        ),
+        build=build_stacked,
+    )
+)
