@@ -12,7 +12,7 @@ from atomsep.experiments.machine import Machine
 from atomsep.experiments.sweeps.ledger import Event
 from atomsep.experiments.sweeps.mps import share_gpu
 from atomsep.experiments.sweeps.sweep import open_sweep
-from study import questions, results, tables
+from study import overview, questions, results
 from study.questions import QUESTIONS, Planned
 from study.tasks import TASKS
 
@@ -100,7 +100,7 @@ def main() -> None:
         if name not in QUESTIONS:
             parser.error(f"there is no question {name!r}; choose from {', '.join(QUESTIONS)}")
     if given.do == "tables":
-        print(*tables.fill(), sep="\n")
+        print(*overview.fill(), sep="\n")
         return
     import_extensions(["study.rules", "study.small"])
     study = Study(given)

@@ -4,7 +4,7 @@ Runs belong to one of three phases:
 
 - "tuning": plain training at several learning rates or weight decays, on held-out training
   samples and seeds of its own;
-- "trials": methods at several strengths on seeds 0 to 4, on held-out training samples, or for
+- "trials": methods at several strengths on seeds from 0 on, on held-out training samples, or for
   GANs, whose samples are compared with the training images, on fresh noise;
 - "test": methods at the strength that was best in the trials, on seeds from 10 on and the test
   samples.
@@ -24,7 +24,7 @@ from atomsep.experiments.runs import RunKey
 from study.tasks import TASKS
 
 TUNING_SEEDS = range(100, 110)
-PHASES = {"tuning": TUNING_SEEDS, "trials": range(5), "test": range(10, 20)}
+PHASES = {"tuning": TUNING_SEEDS, "trials": range(10), "test": range(10, 20)}
 HELD_OUT = ("flowers", "pets", "imagenette", "cola", "poem")
 """Tasks whose trials use held-out training samples."""
 
@@ -83,6 +83,29 @@ ALL_RULES = [*at(WEIGHTS, "atom"), *at(SHARES, *RULES)]
 PARTS = ("atom-no-constraints", "atom-no-energy")
 
 QUESTIONS = {
+    "paper": Question(
+        "Which rows of the paper hold at its settings, the learning rate fixed?",
+        "test",
+        {
+            "demo": [
+                *at((12.5,), "atom", "atom-no-neutrality", "atom-no-occupancy"),
+                *at((12.5,), "atom-no-constraints", "atom-no-energy"),
+                *at((0.005,), "hinge-1", "hinge-2", "rank-h"),
+                *(Arm("simclr", 0.5), Arm("koleo", 3e-5), Arm("vicreg", 0.003)),
+            ]
+        },
+        {"demo": 10},
+    ),
+    "example": Question(
+        "Does it help DCGANs at the settings of PyTorch's example, nothing tuned?",
+        "trials",
+        {
+            "example-mnist": at((1.0, 10.0), "atom"),
+            "example-mnist-r1": at((1.0, 10.0), "atom"),
+            "example-stacked": at((1.0, 10.0), "atom"),
+        },
+        {"example-mnist": 10, "example-mnist-r1": 10},
+    ),
     "strength": Question(
         "Which rule for the strength of atom modeling carries over from task to task?",
         "trials",
@@ -182,8 +205,9 @@ class Planned:
 
 
 def plan_tuning(task: str, data: Path) -> Iterator[Planned]:
-    """The runs that tune plain training."""
-    for value in TASKS[task].tuned[1]:
+    """The runs that tune plain training; none if there is only one value."""
+    values = TASKS[task].tuned[1]
+    for value in values if len(values) > 1 else ():
         for seed in TUNING_SEEDS[: TASKS[task].tries]:
             yield plan_run(task, data, "tuning", PLAIN, seed, value)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
+
+from atomsep.experiments.distances import MOMENTS, NAME
 from atomsep.experiments.runs import Run
 from study.questions import Arm, Planned
 from study.tasks import TASKS
@@ -35,6 +38,8 @@ class Row:
         machine: where.
         versions: of torch and of this project.
         shares: the gradient's share at the start and at the end, if it was measured.
+        distances: median distance of samples at the layer at the start, half way and at the end,
+            and the quartiles at the end; empty for runs that have none.
     """
 
     phase: str
@@ -50,6 +55,7 @@ class Row:
     machine: str
     versions: dict[str, str]
     shares: list[float]
+    distances: list[float] = field(default_factory=list)
 
     @property
     def arm(self) -> Arm:
@@ -74,8 +80,11 @@ def read(task: str, phase: str | None = None) -> list[Row]:
 def choose(task: str) -> float | None:
     """The value of the tuned setting with the best mean metric; None if none was tried.
 
-    A value with a run that has no finite metric is out.
+    A value with a run that has no finite metric is out. A single value is not tuned.
     """
+    values = TASKS[task].tuned[1]
+    if len(values) == 1:
+        return values[0]
     found: dict[float, list[float]] = {}
     for row in read(task, "tuning"):
         found.setdefault(row.tuned, []).append(_gain(task, row))
@@ -144,4 +153,14 @@ def _row(each: Planned, out: Path) -> Row | None:
         machine=machine.get("gpu") or machine["processor"],
         versions={name: result["versions"][name] for name in ("torch", "atomsep")},
         shares=[float(f"{share:.3g}") for share in shares],
+        distances=_distances(each.key.folder(out) / NAME),
     )
+
+
+def _distances(path: Path) -> list[float]:
+    if not path.exists():
+        return []
+    with np.load(path) as moments:
+        medians = [float(np.median(moments[name])) for name in MOMENTS if name in moments]
+        quartiles = np.quantile(moments["end"], (0.25, 0.75)) if len(medians) == 3 else []
+    return [float(f"{value:.4g}") for value in (*medians, *quartiles)]

@@ -1,16 +1,15 @@
-"""The tables of docs/results/, from `results/` alone.
+"""The tables of the study's pages, from `results/` alone.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`; nothing else on a page is changed.
-NAME is `rules`, `shares`, `broken`, `QUESTION TASK` or `QUESTION TASK METRIC`.
+NAME is that of a function of `study.overview`, `QUESTION TASK` or `QUESTION TASK METRIC`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from math import isfinite
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
 from atomsep.experiments.sweeps.comparison import Comparison, compare_all, deviation
 from atomsep.report.numbers import interval_text, p_text, signed, spread_text
@@ -18,7 +17,8 @@ from study.questions import PHASES, PLAIN, QUESTIONS, Arm
 from study.results import Row, read, with_strengths
 from study.tasks import TASKS
 
-PAGES = Path(__file__).parents[1] / "docs" / "results"
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "docs/guide.md", *sorted((ROOT / "docs/results").glob("*.md"))]
 
 PERCENT = ("top1", "accuracy", "mcc", "f1", "ece", "precision", "recall")
 """Metrics that are shown in per cent, also those of a generator's average."""
@@ -72,58 +72,6 @@ def gain_sign(metric: str) -> int:
     return -1 if metric.removeprefix("ema_").startswith(LESS_IS_BETTER) else 1
 
 
-def rules() -> str:
-    """Rules for the strength over all tasks: mean paired differences, in per cent of plain.
-
-    The best rule by the criterion of the study comes first, among those that all tasks have.
-    """
-    gains: dict[Arm, dict[str, float]] = {}
-    question = QUESTIONS["strength"]
-    for task in question.arms:
-        metric = TASKS[task].metrics[0]
-        values = values_of(rows_of("strength", task), metric)
-        for arm, each in compared(values).items():
-            if each.seeds:
-                plain = fmean(values[PLAIN][seed] for seed in each.seeds)
-                gain = 100 * gain_sign(metric) * each.difference / plain
-                gains.setdefault(arm, {})[task] = gain
-    tasks = [task for task in question.arms if any(task in own for own in gains.values())]
-    lines = [["rule", *tasks, "worst", "mean"]]
-    for arm, own in sorted(gains.items(), key=lambda one: (-len(one[1]), -min(one[1].values()))):
-        cells = [signed(own[task], 1) if task in own else "" for task in tasks]
-        ends = min(own.values()), fmean(own.values())
-        lines.append([name_of(arm), *cells, *(signed(end, 1) for end in ends)])
-    return markdown(lines)
-
-
-def shares() -> str:
-    """What weights amount to: the gradient's share at the start and at the end of the training."""
-    lines = [["task", "arm", "share at the start, %", "share at the end, %"]]
-    for task in QUESTIONS["strength"].arms:
-        found: dict[Arm, list[list[float]]] = {}
-        for row in rows_of("strength", task):
-            if row.method == "atom" and len(row.shares) == 2:
-                found.setdefault(row.arm, []).append(row.shares)
-        for arm in sorted(found):
-            ends = (median(100 * share for share in end) for end in zip(*found[arm], strict=True))
-            lines.append([TASKS[task].title, name_of(arm), *(f"{end:.2g}" for end in ends)])
-    return markdown(lines)
-
-
-def broken() -> str:
-    """GANs that broke down, by arm."""
-    lines = [["task", "arm", "runs", "broke down"]]
-    for task in TASKS:
-        runs: dict[Arm, list[bool]] = {}
-        for row in read(task):
-            if row.phase != "tuning":
-                runs.setdefault(row.arm, []).append(row.broken_down is not None)
-        if any(map(any, runs.values())):
-            for arm, each in sorted(runs.items(), key=lambda one: (one[0] != PLAIN, one[0])):
-                lines.append([TASKS[task].title, name_of(arm), str(len(each)), str(sum(each))])
-    return markdown(lines)
-
-
 def of_task(question: str, task: str, metric: str = "") -> str:
     """One task: mean, paired difference, seeds that gained, corrected p, runs that broke down."""
     metric = metric or TASKS[task].metrics[0]
@@ -148,7 +96,9 @@ def of_task(question: str, task: str, metric: str = "") -> str:
         ends = sum(row.broken_down is not None for row in rows if row.arm == arm)
         lines.append([*cells, str(ends) if ends else ""])
     tuned = ", ".join(f"{value:g}" for value in sorted({row.tuned for row in rows}))
-    return f"{markdown(lines)}\n`{TASKS[task].tuned[0]}={tuned}`, chosen for plain training.\n"
+    name, candidates = TASKS[task].tuned
+    how = "chosen for plain training" if len(candidates) > 1 else "fixed"
+    return f"{markdown(lines)}\n`{name}={tuned}`, {how}.\n"
 
 
 def _ordered(question: str, task: str, values: Values) -> list[Arm]:
@@ -167,26 +117,3 @@ def markdown(lines: list[list[str]]) -> str:
     kept = [place for place in range(len(head)) if any(line[place] for line in rest) or not rest]
     ruled = [head, ["---", *("---:" for _ in head[1:])], *rest]
     return "".join(f"| {' | '.join(line[place] for place in kept)} |\n" for line in ruled)
-
-
-def table(name: str) -> str:
-    """A table by its name; see the module."""
-    whole = {"rules": rules, "shares": shares, "broken": broken}
-    return whole[name]() if name in whole else of_task(*name.split())
-
-
-def render(text: str) -> str:
-    """A page with its tables filled in."""
-
-    def filled(match: re.Match[str]) -> str:
-        return f"<!-- table: {match[1]} -->\n\n{table(match[1])}\n<!-- end -->"
-
-    return re.sub(r"<!-- table: ([\w -]+) -->.*?<!-- end -->", filled, text, flags=re.DOTALL)
-
-
-def fill() -> list[Path]:
-    """Fill in all pages; returns them."""
-    pages = sorted(PAGES.glob("*.md"))
-    for page in pages:
-        page.write_text(render(page.read_text()))
-    return pages

@@ -19,6 +19,7 @@ class Task:
         tries: seeds per value.
         sign: 1 if more of the metric is better, -1 if less is.
         steps: in a run, for rules that rise or fall over it.
+        gpu_seconds: estimate for a run of many that share an H200, for the budget.
     """
 
     title: str
@@ -29,6 +30,7 @@ class Task:
     tries: int = 2
     sign: int = -1
     steps: int = 0
+    gpu_seconds: float = 0.0
 
 
 RATES = "learning_rate", (1e-4, 2e-4, 4e-4)
@@ -51,7 +53,21 @@ CLASSIFIER = (*FAST, "evaluate_every=0", "image=64")
 IMAGES = ("top1", "ece", "nll")
 TEXT = ("model={data}/minilm", "evaluate_every=0")
 
+EXAMPLE = "precision=bf16-mixed", "batch=128"
+"""PyTorch's example, but for the batch: with its 64 the GAN breaks down after some epochs."""
+
+EXAMPLE_MNIST = (
+    *(*EXAMPLE, "features=classifier", "epochs=5"),
+    *("evaluate_every=469", "average_last=3"),
+)
+
 TASKS = {
+    "demo": Task(
+        *("Gaussian mixtures as in the demo", "synthetic", ("accuracy",), ("evaluate_every=0",)),
+        ("learning_rate", (0.3,)),
+        tries=1,
+        sign=1,
+    ),
     "mixtures": Task(
         *("Gaussian mixtures", "synthetic", ("accuracy",), ("evaluate_every=0",)),
         ("learning_rate", (0.1, 0.3, 1.0, 3.0)),
@@ -72,6 +88,29 @@ TASKS = {
         sign=1,
         steps=4000,
     ),
+    "example-mnist": Task(
+        *("MNIST, DCGAN as in PyTorch's example", "mnist-gan", GAN, EXAMPLE_MNIST),
+        ("learning_rate", (2e-4,)),
+        tries=1,
+        gpu_seconds=8,
+    ),
+    "example-mnist-r1": Task(
+        *("the same with R1", "mnist-gan", GAN, (*EXAMPLE_MNIST, "r1=1")),
+        ("learning_rate", (2e-4,)),
+        tries=1,
+        gpu_seconds=12,
+    ),
+    "example-stacked": Task(
+        *("Stacked MNIST, DCGAN as in PyTorch's example", "stacked-mnist-gan", MODES),
+        (
+            *(*EXAMPLE, "discriminator_width=16", "epochs=2"),
+            *("evaluate_every=1000", "average_last=1"),
+        ),
+        ("learning_rate", (2e-4,)),
+        tries=1,
+        sign=1,
+        gpu_seconds=7,
+    ),
     "stacked": Task(
         *("Stacked MNIST, DCGAN", "stacked-mnist-gan", MODES),
         (
@@ -81,12 +120,14 @@ TASKS = {
         RATES,
         sign=1,
         steps=2000,
+        gpu_seconds=7,
     ),
     "mnist": Task(
         *("MNIST, DCGAN", "mnist-gan", GAN, (*MNIST, "epochs=8", "average_last=3")),
         RATES,
         tries=1,
         steps=3752,
+        gpu_seconds=12,
     ),
     "cifar10": Task(
         *("CIFAR-10, DCGAN", "cifar10-gan", COLOUR),
@@ -97,6 +138,7 @@ TASKS = {
         RATES,
         tries=1,
         steps=2346,
+        gpu_seconds=13,
     ),
     "faces": Task(
         *("UTKFace, DCGAN", "own-gan", COLOUR),
@@ -107,18 +149,21 @@ TASKS = {
         RATES,
         tries=1,
         steps=2820,
+        gpu_seconds=14,
     ),
     "flowers": Task(
         *("Flowers-102, ResNet-18", "flowers", IMAGES, (*CLASSIFIER, "epochs=30")),
         DECAYS,
         sign=1,
         steps=480,
+        gpu_seconds=2,
     ),
     "pets": Task(
         *("Pets, ResNet-18", "pets", IMAGES, (*CLASSIFIER, "epochs=20")),
         DECAYS,
         sign=1,
         steps=920,
+        gpu_seconds=3,
     ),
     "imagenette": Task(
         *("Imagenette, ResNet-18", "own-images", IMAGES),
@@ -133,16 +178,19 @@ TASKS = {
         DECAYS,
         tries=1,
         sign=1,
+        gpu_seconds=8,
     ),
     "cola": Task(
         *("CoLA, MiniLM", "cola", ("mcc", "accuracy"), (*TEXT, "epochs=4")),
         ("learning_rate", (2e-5, 5e-5, 1e-4)),
         tries=1,
         sign=1,
+        gpu_seconds=10,
     ),
     "poem": Task(
         *("Poem sentiment, MiniLM", "poem", ("f1", "f1_weighted"), (*TEXT, "epochs=10")),
         ("learning_rate", (2e-5, 5e-5, 1e-4)),
         sign=1,
+        gpu_seconds=3,
     ),
 }
