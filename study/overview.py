@@ -8,6 +8,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from atomsep.report.numbers import interval_text, p_text, signed
+from study.equilibrium import table_rows
 from study.questions import PLAIN, QUESTIONS, Arm
 from study.results import read
 from study.tables import (
@@ -160,9 +161,17 @@ def summary() -> str:
     return markdown(lines)
 
 
+def equilibrium() -> str:
+    """Whether trained distances follow Theorem 2."""
+    return markdown(table_rows())
+
+
+TABLES = (rules, shares, broken, distances, equilibrium, budget, summary)
+
+
 def table(name: str) -> str:
     """A table by its name; see `study.tables`."""
-    whole = {each.__name__: each for each in (rules, shares, broken, distances, budget, summary)}
+    whole = {each.__name__: each for each in TABLES}
     return whole[name]() if name in whole else of_task(*name.split())
 
 

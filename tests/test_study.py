@@ -12,8 +12,9 @@ import torch
 
 from atomsep.experiments import entry_points
 from atomsep.experiments.registry import EXPERIMENTS
+from atomsep.functional import Atoms, form_atoms
 from atomsep.methods import METHODS, make_method
-from study import overview, results, tables
+from study import equilibrium, overview, results, tables
 from study.questions import (
     HELD_OUT,
     PHASES,
@@ -193,3 +194,36 @@ def test_centres_of_mass_do_not_depend_on_a_shift() -> None:
     )
     latent[..., 0] = -50  # electrons alone
     assert method(latent).isfinite()
+
+
+def test_equilibria_are_found_where_net_charges_are_opposite() -> None:
+    latent = torch.randn(9, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    atoms = form_atoms(latent)
+    net = atoms.charge.sum(1)
+    opposite = [net[a] * net[b] < 0 for a in range(9) for b in range(a + 1, 9)]
+    found = equilibrium.compare(atoms)
+    assert found["pairs with an equilibrium"] == pytest.approx(
+        float(torch.tensor(opposite).double().mean())
+    )
+    shorter = [
+        bool(energy_slope(atoms, a, b) > 0)  # closer together would be lower: it is attracted
+        for a in range(9)
+        for b in range(a + 1, 9)
+        if net[a] * net[b] < 0
+    ]
+    assert found["of these, closer than it"] == pytest.approx(1 - sum(shorter) / len(shorter))
+
+
+def energy_slope(atoms: Atoms, a: int, b: int) -> float:
+    """Change of a pair's energy with its distance, by a finite difference of the token sum."""
+    distance = float(torch.linalg.vector_norm(atoms.nucleus[a] - atoms.nucleus[b]))
+    radius = float(atoms.radius[a] + atoms.radius[b]) / 2
+
+    def energy(d: float) -> float:
+        return sum(
+            float(q * p) / (d + (radius if q * p < 0 else 0))
+            for q in atoms.charge[a]
+            for p in atoms.charge[b]
+        )
+
+    return energy(distance + 1e-4) - energy(distance - 1e-4)
