@@ -70,7 +70,7 @@ TASKS = {
     ),
     "mixtures": Task(
         *("Gaussian mixtures", "synthetic", ("accuracy",), ("evaluate_every=0",)),
-        ("learning_rate", (0.1, 0.3, 1.0, 3.0)),
+        ("learning_rate", (0.1, 0.3, 1.0, 3.0, 10.0)),
         tries=3,
         sign=1,
         steps=640,
