@@ -15,6 +15,7 @@ import pytest
 from hand_made_runs import CLASSES, EVIL, SENTENCES, image_atoms, write_run, write_runs
 from PIL import Image
 
+from atomsep.experiments.atoms_file import Atoms
 from atomsep.experiments.errors import ExperimentError
 from atomsep.report.charts import curve_chart, round_ticks, scale
 from atomsep.report.curves import MOST_POINTS, Point, average_curves, read_lines
@@ -164,6 +165,20 @@ def test_tokens_without_a_place_have_a_number(tmp_path: Path) -> None:
     assert run["grid"] == [1, 15]
     assert [text for _, text, _ in run["samples"][0]["tokens"]] == [str(n) for n in range(1, 16)]
     assert run["samples"][1]["label"] == "1", "a class without a name has its number"
+
+
+def test_patches_in_a_row_are_a_map_of_their_image(tmp_path: Path) -> None:
+    """As vision transformers give them: `(M, N)`."""
+    charges = np.linspace(-1, 1, 32).reshape(2, 16)
+    atoms = Atoms(charges, images=np.zeros((2, 3, 32, 32), np.uint8))
+    write_run(tmp_path, "flowers", "atom", 0, 0.5, atoms=atoms)
+    [run] = samples(written(tmp_path))["runs"]
+    assert run["grid"] == [4, 4]
+    for sample in run["samples"]:
+        assert sample["image"].startswith("data:image/png;base64,")
+        assert sample["tokens"] is None
+    found = np.frombuffer(base64.b64decode(run["charges"]), "<i2").reshape(2, 16) / 10_000
+    assert np.abs(found - charges).max() < 1e-3
 
 
 def test_pictures_come_from_the_runs_folder_alone(tmp_path: Path) -> None:
