@@ -107,6 +107,12 @@ def test_every_result_is_a_point() -> None:
     assert axes.get_ylabel() == "accuracy, %"
 
 
+def test_boxes_in_percent_end_at_a_hundred() -> None:
+    rows = [row("plain", seed_0=99, seed_1=100), row("atom", seed_0=100)]
+    for label, beyond in (("MCC, %", False), ("FID", True)):
+        assert (boxes_by_method(rows, label).axes[0].get_ylim()[1] > 100) == beyond
+
+
 def test_labels_come_from_the_methods() -> None:
     names = ("plain", "hinge-1", "rank-h", "atom", "atom-no-constraints", "gone")
     assert {name: label_of(name) for name in names} == {
