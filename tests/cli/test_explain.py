@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import atomsep
-from atomsep.cli.explaining import image_files, sentences
+from atomsep.cli.display import SafeConsole
+from atomsep.cli.explaining import image_files, sentences, show
 from atomsep.cli.main import main
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import find_experiment, run_key
 from atomsep.experiments.training import train
+from atomsep.report.explained import Explained
 
 
 def explain(*arguments: object) -> int:
@@ -91,6 +95,24 @@ def test_sentences_come_from_quotes_and_files_and_stay_text(
     assert "script</span>" in page
     assert page.count("<dt>") == 3
     assert [path.name for path in (run / "explained").iterdir()] == ["index.html"]
+
+
+@pytest.mark.parametrize(
+    ("colours", "no_color", "numbers"),
+    [("truecolor", False, False), ("256", False, False)]
+    + [("256", True, True), ("standard", False, True), (None, False, True)],
+)
+def test_a_terminal_without_enough_colours_shows_numbers(
+    of_text: Path, tmp_path: Path, colours: Any, no_color: bool, numbers: bool
+) -> None:
+    """With NO_COLOR or 16 colours, words of all charges look alike."""
+    [prediction] = atomsep.load_run(of_text).predict(["the cat sleeps"])
+    console = SafeConsole(
+        file=io.StringIO(), force_terminal=True, color_system=colours, no_color=no_color, width=200
+    )
+    show(console, "the cat sleeps", prediction, "sentences", Explained(tmp_path, "a run"))
+    said = console.file.getvalue()
+    assert bool(re.search(r"cat\S*\([+-]0\.\d\d\)", said)) == numbers
 
 
 def test_a_method_without_importance_only_predicts(

@@ -99,7 +99,7 @@ def show(
     explained.add_sentence(prediction)
     for charges in by_layer(prediction).values():
         words = merge_words(prediction.seen.text, prediction.seen.tokens, charges)
-        numbers = not console.is_terminal  # and so without colours
+        numbers = not display.shows_charges(console)
         console.print(to_terminal(prediction.seen.text, words, numbers=numbers), soft_wrap=True)
 
 
