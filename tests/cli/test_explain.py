@@ -99,8 +99,13 @@ def test_sentences_come_from_quotes_and_files_and_stay_text(
 
 @pytest.mark.parametrize(
     ("colours", "no_color", "numbers"),
-    [("truecolor", False, False), ("256", False, False)]
-    + [("256", True, True), ("standard", False, True), (None, False, True)],
+    [
+        ("truecolor", False, False),
+        ("256", False, False),
+        ("256", True, True),
+        ("standard", False, True),
+        (None, False, True),
+    ],
 )
 def test_a_terminal_without_enough_colours_shows_numbers(
     of_text: Path, tmp_path: Path, colours: Any, no_color: bool, numbers: bool
