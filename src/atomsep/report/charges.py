@@ -57,8 +57,7 @@ def sentence_figure(sentences: Sequence[Sequence[Word]]) -> Figure:
     above.set_axis_off()
     for number, line in enumerate(lines):
         draw_line(above, number + 0.7, line)
-    draw_histogram(below, [w.charge for words in sentences for w in words if not w.special])
-    below.set_ylabel("words, %", fontsize=7)
+    draw_histogram(below, [w.charge for words in sentences for w in words if not w.special], "word")
     return figure
 
 

@@ -32,9 +32,8 @@ def explored(atoms: Atoms, title: str, classes: Sequence[str]) -> dict[str, Any]
         classes: their names; none if there are no classes.
 
     Returns:
-        The title; the size of the grid of tokens, `[1, N]` without images or if the tokens are not a
-        grid; the charges of all samples; and per sample its class, the predicted one, and an image
-        or tokens.
+        The title; the size of the grid of tokens, `[1, N]` if there is none; the charges of all
+        samples; and per sample its class, the predicted one, and an image or tokens.
     """
     charges = np.asarray(atoms.charges, np.float32)
     images: list[Any] = [None] * len(charges)

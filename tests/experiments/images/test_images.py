@@ -198,7 +198,10 @@ def test_a_model_of_ones_own_trains(own_module: str, tmp_path: Path) -> None:
         (["model=resnet81"], "no model 'resnet81' in torchvision; did you mean 'resnet"),
         (["layer=layer1.1.bn9"], "layer 'layer1.1.bn9' matches nothing; did you mean 'layer1.1.bn"),
         (["model=mobilenet_v3_small"], "layer 'layer1.1.bn2' matches nothing"),
-        (["model=mobilenet_v3_small", "stages=2"], "stem and stages apply only to torchvision's ResNets"),
+        (
+            ["model=mobilenet_v3_small", "stages=2"],
+            "stem and stages apply only to torchvision's ResNets",
+        ),
         (["model=alexnet"], "model=alexnet cannot take images of 32 x 32 pixels"),
         (["image=4"], "image must be at least 16, not 4"),
         (["crop_scale=1.5"], "crop_scale must be at most 1"),

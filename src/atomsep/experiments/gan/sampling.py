@@ -1,6 +1,7 @@
 """Samples of a generator: in training, and of a finished run.
 
-The generator is in training mode whenever it draws a sample: a sample is normalised by the statistics of its batch.
+The generator is in training mode whenever it draws a sample, which is normalised by the statistics
+of its batch.
 """
 
 from __future__ import annotations
