@@ -167,7 +167,7 @@ def histogram(charges: Any, of: str) -> Html:
         (left + 200, 108, "middle", f"charge q of a {of}"),
     ):
         parts.append(element("text", text, x=x, y=y, text_anchor=anchor, fill=INK))
-    look = "display:block;width:min(100%,30em);font:11px system-ui,sans-serif"
+    look = "display:block;width:min(100%,30rem);font:11px system-ui,sans-serif"
     label = f"histogram of the charges of all {of}s"
     where = {"viewBox": "0 0 440 114", "role": "img", "aria_label": label, "style": look}
     return element("svg", *parts, **where)
