@@ -83,9 +83,9 @@ def by_word() -> str:
 
 
 def shown_word(row: dict[str, str]) -> str:
-    """A word with its mean charge, in italics if it is a function word."""
+    """A word with its mean charge and how often it occurs, in italics if it is a function word."""
     word = f"*{row['word']}*" if row["function"] == "1" else row["word"]
-    return f"{word} {float(row['mean']):+.2f}"
+    return f"{word} {float(row['mean']):+.2f} ({row['count']})"
 
 
 TABLES = {"faithful": faithful, "words": words, "by_word": by_word}

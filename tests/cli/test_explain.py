@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import atomsep
-from atomsep.cli.explaining import image_files, sentences
+from atomsep.cli.display import SafeConsole
+from atomsep.cli.explaining import image_files, sentences, show
 from atomsep.cli.main import main
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import find_experiment, run_key
 from atomsep.experiments.training import train
+from atomsep.report.explained import Explained, histogram
 
 
 def explain(*arguments: object) -> int:
@@ -70,6 +74,8 @@ def test_images_get_predictions_maps_and_one_page(
     page = (out / "index.html").read_text()
     assert page.count('src="data:image/png;base64,') == 3
     assert not re.search(r'(src|href)="(?!data:)', page), "it needs nothing else"
+    for said in (">input<", ">charges<", ">overlay<", "charge q of a token"):
+        assert page.count(said) == 3, "as in the PNG files"
     assert str(tmp_path) not in page, "folders of this machine are nobody else's business"
     with Image.open(out / "a.png") as picture:
         assert min(picture.size) > 300
@@ -78,19 +84,58 @@ def test_images_get_predictions_maps_and_one_page(
 def test_sentences_come_from_quotes_and_files_and_stay_text(
     of_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "some.txt").write_text("the dog runs\n\n  a cat \x1b[31m sleeps\n")
+    (tmp_path / "some.txt").write_text("the dog runs\n\n  a cat \x1b[31m sleeps\n\u732b\n")
     run = tmp_path / "run"
     shutil.copytree(of_text, run)
     assert explain(run, "the <script>alert(1)</script> cat", tmp_path / "some.txt") == 0
     said = capsys.readouterr().out
-    assert said.count(" %: ") == 3
+    assert said.count(" %: ") == 4
     assert re.search(r"the\([+-]0\.\d\d\) dog\([+-]0\.\d\d\) runs\(", said)
     assert "\x1b" not in said
     page = (run / "explained" / "index.html").read_text()
     assert "<script" not in page
     assert "script</span>" in page
-    assert page.count("<dt>") == 3
-    assert [path.name for path in (run / "explained").iterdir()] == ["index.html"]
+    assert page.count("<dt>") == 4
+    assert page.count("charge q of a word") == 4
+    pictures = [f"sentence-{number}.png" for number in (1, 2, 3, 4)]
+    names = sorted(path.name for path in (run / "explained").iterdir())
+    assert names == ["index.html", *pictures]
+    for name in pictures:
+        with Image.open(run / "explained" / name) as picture:
+            assert min(picture.size) > 300
+
+
+@pytest.mark.parametrize(
+    ("colours", "no_color", "numbers"),
+    [
+        ("truecolor", False, False),
+        ("256", False, False),
+        ("256", True, True),
+        ("standard", False, True),
+        (None, False, True),
+    ],
+)
+def test_a_terminal_without_enough_colours_shows_numbers(
+    of_text: Path, tmp_path: Path, colours: Any, no_color: bool, numbers: bool
+) -> None:
+    """With NO_COLOR or 16 colours, words of all charges look alike."""
+    [prediction] = atomsep.load_run(of_text).predict(["the cat sleeps"])
+    console = SafeConsole(
+        file=io.StringIO(), force_terminal=True, color_system=colours, no_color=no_color, width=200
+    )
+    show(console, "the cat sleeps", prediction, "sentences", Explained(tmp_path, "a run"))
+    said = console.file.getvalue()
+    assert bool(re.search(r"cat\S*\([+-]0\.\d\d\)", said)) == numbers
+
+
+def test_the_histogram_of_a_page_has_the_shares_of_the_charges() -> None:
+    drawn = histogram([[-1.0, -0.99, 1.0, float("nan")]], "token")
+    heights = [float(found) for found in re.findall(r'height="([\d.]+)" fill="#1f2743"', drawn)]
+    assert len(heights) == 40
+    assert heights[0] == 2 * heights[-1] > 0
+    assert not any(heights[1:-1])
+    assert "highest bar: 66.7 % of the tokens" in drawn
+    assert "highest bar: 0 % of the words" in histogram([], "word")
 
 
 def test_a_method_without_importance_only_predicts(

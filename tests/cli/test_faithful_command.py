@@ -43,8 +43,11 @@ def test_all_runs_of_a_folder(
 ) -> None:
     assert faithful(runs, "--images", 3, "--out", tmp_path / "out") == 0
     printed = capsys.readouterr().out
-    assert "pets-tiny, atom, weight 0.2, 1 seed" in printed
-    assert "pets-tiny, cross-entropy alone, 1 seed" in printed
+    assert (
+        "### Pets (tiny), atom, weight 0.2, 1 seed\n\n| map | deletion ↓ | insertion ↑ |" in printed
+    )
+    assert "Pets (tiny), cross-entropy alone, 1 seed" in printed
+    assert "│" not in printed
     assert f"are in {tmp_path / 'out'}" in printed
     rows = read_csv(tmp_path / "out" / "faithful.csv", Row)
     points = read_csv(tmp_path / "out" / "faithful_curves.csv", Point)

@@ -84,33 +84,57 @@ def run_table(folder: Path, call: Callable[[list[str]], str]) -> str:
     return call([sys.executable, "-m", "atomsep", "table", str(folder)])
 
 
-def test_a_pipe_gets_markdown(tmp_path: Path) -> None:
-    def piped(command: list[str]) -> str:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def piped(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
+
+def on_terminal(command: list[str]) -> str:
+    """What a command writes to a terminal of 120 columns."""
+    own, its = pty.openpty()
+    variables = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    process = subprocess.Popen(command, stdout=its, env=variables)
+    os.close(its)
+    text = b""
+    try:
+        while part := os.read(own, 4096):
+            text += part
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    finally:
+        os.close(own)
+    assert process.wait() == 0
+    return text.decode()
+
+
+def test_a_pipe_gets_markdown(tmp_path: Path) -> None:
     expected = "\n\n".join(table.markdown().rstrip() for table in build_tables(results()))
     assert run_table(tmp_path, piped) == expected + "\n"
 
 
 def test_a_terminal_gets_a_table(tmp_path: Path) -> None:
-    def on_terminal(command: list[str]) -> str:
-        """What a command writes to a terminal of 120 columns."""
-        own, its = pty.openpty()
-        variables = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-        process = subprocess.Popen(command, stdout=its, env=variables)
-        os.close(its)
-        text = b""
-        try:
-            while part := os.read(own, 4096):
-                text += part
-        except OSError:  # how Linux says that the other side is closed
-            pass
-        finally:
-            os.close(own)
-        assert process.wait() == 0
-        return text.decode()
-
     text = run_table(tmp_path, on_terminal)
     assert "───" in text
     assert "|---|" not in text
     assert "Atom Modeling" in text
+
+
+def test_lists_are_markdown_in_a_pipe_and_drawn_on_a_terminal() -> None:
+    command = [sys.executable, "-m", "atomsep", "list", "synthetic"]
+    text = piped(command)
+    assert "| setting | default | with --tiny | meaning |\n|---|---|---|---|\n| epochs |" in text
+    assert not set("━│┃─") & set(text)
+    text = on_terminal(command)
+    assert "|---|" not in text
+    assert "━━━" in text
+    assert "epochs" in text
+
+
+def test_strong_cells_are_bold() -> None:
+    rows = [["**a|b**", "1"]]
+    for terminal, expected in ((True, "\x1b[1ma|b\x1b[0m"), (False, "| **a\\|b** | 1 |")):
+        file = io.StringIO()
+        look = {"force_terminal": terminal, "color_system": "256", "highlight": False}
+        console = SafeConsole(file=file, width=80, markup=False, **look)
+        tables.show(console, "A title", ("x", "y"), rows)
+        assert expected in file.getvalue()
+        assert "A title" in ESCAPES.sub("", file.getvalue())

@@ -101,6 +101,11 @@ def test_samples_reproduce_every_metric(
         generated = run.sample(key.settings.samples, averaged=averaged)
         for metric, value in judge.compare(generated.images).items():
             assert round(value, 7) == run.result["metrics"][start + metric], start + metric
+    drawn, trained = run.sample(4), run.model.training
+    run.model.eval()
+    assert torch.equal(run.sample(4).images, drawn.images), "a sample belongs to training mode"
+    assert trained
+    assert not any(module.training for module in run.model.modules()), "it is left as it was"
     other = run.sample(4, seed=1)
     assert other.images.shape == (4, *generated.images.shape[1:])
     assert not torch.equal(other.images, run.sample(4).images)

@@ -193,6 +193,18 @@ def test_the_figure_shows_picture_scale_and_histogram(tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_size > 5000
 
 
+def test_without_titles_the_first_row_stands_below_the_heading() -> None:
+    black, charges = torch.zeros(4, 1, 8, 8), torch.zeros(4, 8, 8)
+    heights = []
+    for titles in (None, ["a"] * 4):
+        figure = image_figure(black, charges, titles, columns=1, what="image")
+        picture = figure.axes[0].images[0].get_array()
+        heights.append(len(picture))
+        assert (picture[0, 0] == 0).all() == (titles is None)
+        assert figure.axes[0].get_title(loc="left") == "image | charges | overlay"
+    assert heights[0] == 4 * 8 + 3 * 2, "two pixels between rows, and none above the first"
+
+
 @pytest.mark.parametrize(
     ("images", "charges", "message"),
     [

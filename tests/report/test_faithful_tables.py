@@ -13,6 +13,7 @@ import torch
 from matplotlib.text import Text
 from scipy import stats
 
+from atomsep.experiments import maps
 from atomsep.experiments.faithfulness import Judged
 from atomsep.experiments.registry import find_experiment
 from atomsep.report.faithful import (
@@ -25,8 +26,8 @@ from atomsep.report.faithful import (
     table,
     write_csv,
 )
-from atomsep.report.faithful_figure import faithful_figure
-from atomsep.report.faithful_page import tables, write_results
+from atomsep.report.faithful_figure import COLOURS, faithful_figure
+from atomsep.report.faithful_page import CAPTION, tables, write_results
 
 AREAS = torch.tensor([0.2, 0.4, 0.3])
 RANDOM = torch.tensor([0.5, 0.6, 0.4])
@@ -102,14 +103,45 @@ def test_bold_is_better_than_a_random_order_beyond_doubt() -> None:
     )
 
 
+def test_bars_of_all_maps_stand_beside_each_other() -> None:
+    """Eight bands on top of each other are grey, as soon as the intervals are wide."""
+    names, shares = list(COLOURS), [step / 16 for step in range(17)]
+    about = "pets-tiny", "atom", 0.2, "", 0
+    points = [Point(*about, name, "deletion", s, 0.5, 0.1) for name in names for s in shares]
+    rows = [Row(*about, name, "deletion", 9, 0.5, 0.1, 0.0, 0.1) for name in names]
+    axes = faithful_figure(rows, points).axes[0]
+    places = [segment[0, 0] for bars in axes.collections for segment in bars.get_segments()]
+    assert len(places) >= 2 * len(names) - 1
+    assert len(set(places)) == len(places)
+    looks = {
+        (line.get_color(), line.get_linestyle())
+        for line in axes.lines
+        if line.get_label()[0] != "_"
+    }
+    assert len(looks) == len(names)
+
+
+def test_the_caption_says_what_the_curves_leave_out() -> None:
+    said = CAPTION.partition("Left out of the curves: ")[2]
+    for name in (maps.SIGN, maps.CENTRE, "Grad-CAM at the charges' layer"):
+        assert name not in COLOURS
+        assert name in said
+
+
 def test_the_figure_draws_the_curves(tmp_path: Path) -> None:
     rows, points = measured()
     figure = faithful_figure(rows, points)
     deletion, _, truth = figure.axes[:3]
     line = next(line for line in deletion.lines if line.get_label() == "positive charge")
     assert np.allclose(line.get_xydata(), [[0, 0.9], [50, 0.4], [100, 0.1]])
-    band = deletion.collections[0].get_paths()[0].vertices
-    assert band[:, 1].max() == pytest.approx(0.9 + 1.96 * stats.sem([1.0, 0.8, 0.9]), abs=1e-4)
+    [(low, high), *_] = [bar.get_segments()[0][:, 1] for bar in deletion.collections]
+    half = 1.96 * stats.sem([0.5, 0.6, 0.1])
+    assert (low, high) == pytest.approx((0.4 - half, 0.4 + half), abs=1e-4)
+    insertion = figure.axes[1]
+    assert deletion.get_ylim() == insertion.get_ylim(), "so that the two can be compared"
+    least, most = insertion.get_ylim()
+    ends = [y for axes in (deletion, insertion) for line in axes.lines for y in line.get_ydata()]
+    assert least < min(ends) < max(ends) < most, "all of both is shown"
     assert [label.get_text() for label in truth.get_yticklabels()] == [
         "positive charge",
         "random order",

@@ -18,6 +18,7 @@ from matplotlib.text import Text
 from PIL import Image
 from tiny_runs import run
 
+import atomsep.report.style as looks
 from atomsep.cli import reporting
 from atomsep.experiments.atoms_file import Atoms, Token, write_atoms
 from atomsep.experiments.errors import ExperimentError
@@ -107,6 +108,12 @@ def test_every_result_is_a_point() -> None:
     assert axes.get_ylabel() == "accuracy, %"
 
 
+def test_boxes_in_percent_end_at_a_hundred() -> None:
+    rows = [row("plain", seed_0=99, seed_1=100), row("atom", seed_0=100)]
+    for label, beyond in (("MCC, %", False), ("FID", True)):
+        assert (boxes_by_method(rows, label).axes[0].get_ylim()[1] > 100) == beyond
+
+
 def test_labels_come_from_the_methods() -> None:
     names = ("plain", "hinge-1", "rank-h", "atom", "atom-no-constraints", "gone")
     assert {name: label_of(name) for name in names} == {
@@ -171,6 +178,17 @@ def test_words_stand_on_their_colours_in_the_figure() -> None:
     assert colours == [css(0), css(1), css(-1)]
     heights = [bar.get_height() for bar in below.patches]
     assert (heights[0], heights[-1], sum(heights)) == (50, 50, 100), "without the special token"
+    labels = below.get_ylabel(), below.child_axes[0].get_xlabel()
+    assert labels == ("words, %", "charge q of a word")
+
+
+def test_control_characters_are_written_out_in_the_figure() -> None:
+    above, _ = sentence_figure([[Word("a\x1b", 0.0, 0, 2)]]).axes
+    assert [text.get_text() for text in above.texts] == [r"a\x1b"]
+
+
+def test_the_classes_of_the_mixtures_have_no_colour_of_charges() -> None:
+    assert not {css(1.0), css(-1.0)} & {*looks.CLASSES.values()}
 
 
 def test_models_are_those_of_the_runs(tmp_path: Path) -> None:
@@ -240,6 +258,12 @@ def test_every_figure_can_be_read_at_the_width_of_a_column(runs: Path) -> None:
             assert "tiny form" in drawing.caption
     maps = drawings["flowers-tiny-maps"].figure
     assert {"cat", "dog", "dog (predicted: cat)"} <= {text.get_text() for text in texts_of(maps)}
+    generated = drawings["mnist-gan-tiny-maps"].figure
+    for figure, title in (
+        (maps, "input | charges | overlay"),
+        (generated, "image | charges | overlay"),
+    ):
+        assert figure.axes[0].get_title(loc="left") == title
     assert "In a DCGAN, a checkerboard" in drawings["mnist-gan-tiny-maps"].caption
     assert "checkerboard" not in drawings["flowers-tiny-maps"].caption
 

@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hand_made_runs import CLASSES, SENTENCES, image_atoms, text_atoms, write_run, write_runs
+from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
@@ -298,19 +300,76 @@ def test_verdicts_are_written_in_their_colour(page: Browser) -> None:
     assert colour != paper
 
 
-def test_five_hundred_samples(browser: Browser, tmp_path: Path) -> None:
-    """The list has all of them; the page draws one."""
-    for number, method in enumerate(("atom", "atom-no-neutrality", "atom-no-occupancy")):
-        atoms = image_atoms(250 + number)
-        write_run(tmp_path, "flowers", method, 0, 0.5, atoms=atoms, classes=CLASSES)
+def test_wide_pictures_can_be_read_on_every_screen(browser: Browser, tmp_path: Path) -> None:
+    """One column of the page is too narrow for them; a narrow screen scrolls them."""
+    files = ["wide.png", "small.png"]
+    folder = write_run(tmp_path, "mnist-gan", "plain", 0, 50.0, files=files)
+    Image.new("L", (1080, 300), 7).save(folder / "wide.png")
+    Image.new("L", (500, 300), 7).save(folder / "small.png")
     write_report(tmp_path, tmp_path / "report.html")
-    forget(browser)
-    browser.get((tmp_path / "report.html").as_uri())
-    assert len(browser.find_elements(By.CSS_SELECTOR, "#run option")) == 2
-    assert "1 more run is not in the explorer" in at(browser, "main").text
-    Select(at(browser, "#run")).select_by_index(1)
-    assert len(browser.find_elements(By.CSS_SELECTOR, "#list button")) == 251
-    assert len(browser.find_elements(By.CSS_SELECTOR, "canvas")) == 2
-    at(browser, "#list button").send_keys(Keys.END)
-    assert at(browser, "#sample-title").text.startswith("Sample 251:")
-    assert browser.get_log("browser") == []
+    for width, (least, most) in ((1280, (1050, 1088)), (800, (700, 768)), (390, (640, 720))):
+        resize(browser, width)
+        browser.get((tmp_path / "report.html").as_uri())
+        wide, small = browser.find_elements(By.CSS_SELECTOR, ".pictures img")
+        assert least <= wide.size["width"] <= most, width
+        assert small.size["width"] <= min(500, width)
+        assert wide.size["height"] == pytest.approx(wide.size["width"] * 300 / 1080, abs=1)
+        across = browser.execute_script("return document.documentElement.scrollWidth")
+        assert across <= width
+
+
+# Milliseconds that each of some changes takes, until the page is laid out.
+TIMES = """
+    const [selector, change] = arguments, times = [];
+    for (const element of document.querySelectorAll(selector)) {
+      const steps = change === "click" ? [0] : [...Array(101).keys()];
+      for (const step of steps) {
+        const start = performance.now();
+        if (change === "click") element.click();
+        else {
+          element.value = step / 100;
+          element.dispatchEvent(new Event("input"));
+        }
+        void document.body.offsetHeight;
+        times.push(performance.now() - start);
+      }
+    }
+    return times;
+"""
+AT_ONCE = 200
+"""Milliseconds below which a change seems immediate; one takes a few."""
+
+
+def test_five_hundred_samples(browser: Browser, tmp_path: Path) -> None:
+    """The list has all of them, the page draws one, and nothing stalls."""
+    atoms = image_atoms(500, 14, 14)
+    patches = replace(atoms, charges=atoms.charges.reshape(500, 196), images=square(500))
+    for experiment, kept in (("flowers", atoms), ("pets", patches)):
+        root = tmp_path / experiment
+        write_run(root, experiment, "atom", 0, 0.5, atoms=kept, classes=CLASSES)
+        other = image_atoms(20)
+        write_run(root, experiment, "atom-no-neutrality", 0, 0.5, atoms=other, classes=CLASSES)
+        write_report(root, root / "report.html")
+        forget(browser)
+        browser.get((root / "report.html").as_uri())
+        assert len(browser.find_elements(By.CSS_SELECTOR, "#run option")) == 1
+        assert "1 more run is not in the explorer" in at(browser, "main").text
+        assert len(browser.find_elements(By.CSS_SELECTOR, "#list button")) == 500
+        assert len(browser.find_elements(By.CSS_SELECTOR, "canvas")) == 2, "patches are maps too"
+        for selector, change, count in (
+            ("#threshold", "input", 101),
+            ("#list button", "click", 500),
+        ):
+            times = browser.execute_script(TIMES, selector, change)
+            assert len(times) == count
+            assert max(times) < AT_ONCE, (selector, max(times))
+        assert at(browser, "#sample-title").text.startswith("Sample 500:")
+        assert at(browser, "#shown").text.endswith("of 196 tokens shown")
+        at(browser, "#list button[aria-current]").send_keys(Keys.HOME)
+        assert at(browser, "#sample-title").text.startswith("Sample 1:")
+        assert browser.get_log("browser") == []
+
+
+def square(count: int) -> np.ndarray[Any, Any]:
+    """Images of a model for patches, 28 x 28."""
+    return np.random.default_rng(0).integers(0, 256, (count, 3, 28, 28), dtype=np.uint8)

@@ -15,10 +15,18 @@ import pytest
 from hand_made_runs import CLASSES, EVIL, SENTENCES, image_atoms, write_run, write_runs
 from PIL import Image
 
+from atomsep.experiments.atoms_file import Atoms
 from atomsep.experiments.errors import ExperimentError
-from atomsep.report.charts import curve_chart, round_ticks, scale
+from atomsep.report.charts import (
+    curve_chart,
+    differences_chart,
+    round_ticks,
+    scale,
+    seeds_chart,
+)
 from atomsep.report.curves import MOST_POINTS, Point, average_curves, read_lines
 from atomsep.report.page import write_report
+from atomsep.report.parts import divide, find_runs
 from atomsep.report.samples import MOST_SAMPLES
 
 
@@ -74,7 +82,24 @@ def test_the_verdict_is_said_in_words(page: str) -> None:
     assert "Atom Modeling better +2.80 (95 % interval +2.67 to +3.00) over 3 paired seeds" in text
     assert "Atom Modeling not tested +10.00 over 2 paired seeds; a test needs at least 3." in text
     assert "Tiny form on embedded data" in text
+    assert "Gaussian mixtures · Flowers · CoLA" in text, "titles may hold commas"
     assert "90.00 ± 0.00 (tie)" in text
+
+
+def test_runs_of_the_tiny_form_are_neither_better_nor_worse(tmp_path: Path) -> None:
+    for seed, noise in enumerate((0.001, 0.0, 0.002)):
+        write_run(tmp_path, "synthetic", "plain", seed, 0.5 + noise, tiny=True)
+        write_run(tmp_path, "synthetic", "atom", seed, 0.9 - noise, tiny=True)
+    page = written(tmp_path)
+    assert "verdict better" not in page
+    assert page.count("verdict tiny") == 3, "in words, and the text and marks of the chart"
+    assert "Atom Modeling tiny form +39.80 (95 % interval" in Outline(page).text
+
+
+def test_curves_say_which_numbers_are_losses(page: str) -> None:
+    text = Outline(page).text
+    assert "loss of the method" in text
+    assert "cross-entropy loss" in text
 
 
 def test_the_same_runs_give_the_same_page(runs: Path, page: str) -> None:
@@ -166,15 +191,38 @@ def test_tokens_without_a_place_have_a_number(tmp_path: Path) -> None:
     assert run["samples"][1]["label"] == "1", "a class without a name has its number"
 
 
+def test_patches_in_a_row_are_a_map_of_their_image(tmp_path: Path) -> None:
+    """As vision transformers give them: `(M, N)`."""
+    charges = np.linspace(-1, 1, 32).reshape(2, 16)
+    atoms = Atoms(charges, images=np.zeros((2, 3, 32, 32), np.uint8))
+    write_run(tmp_path, "flowers", "atom", 0, 0.5, atoms=atoms)
+    [run] = samples(written(tmp_path))["runs"]
+    assert run["grid"] == [4, 4]
+    for sample in run["samples"]:
+        assert sample["image"].startswith("data:image/png;base64,")
+        assert sample["tokens"] is None
+    found = np.frombuffer(base64.b64decode(run["charges"]), "<i2").reshape(2, 16) / 10_000
+    assert np.abs(found - charges).max() < 1e-3
+
+
 def test_pictures_come_from_the_runs_folder_alone(tmp_path: Path) -> None:
-    files = ["samples.png", "../../secret.png", "notes.png", "missing.png", 3]
+    files = ["samples.png", "../../secret.png", "notes.png", "missing.png", 3, "maps.png"]
     folder = write_run(tmp_path, "mnist-gan", "plain", 0, 50.0, files=files)
     Image.new("L", (3, 2), 7).save(folder / "samples.png")
     Image.new("L", (3, 2), 9).save(folder.parents[1] / "secret.png")
     (folder / "notes.png").write_text("not a picture")
+    Image.new("L", (1080, 40), 7).save(folder / "maps.png")
     page = written(tmp_path)
-    own = base64.b64encode((folder / "samples.png").read_bytes()).decode()
-    assert re.findall('<img src="data:image/png;base64,([^"]*)"', page) == [own]
+    own, wide = (
+        base64.b64encode((folder / name).read_bytes()).decode() for name in (files[0], files[5])
+    )
+    assert re.findall('<img src="data:image/png;base64,([^"]*)"', page) == [own, wide]
+    sizes = 'alt="Picture that the run wrote: {}.png" width="{}" height="{}"'
+    assert sizes.format("samples", 3, 2) in page
+    assert sizes.format("maps", 1080, 40) in page
+    [whole] = re.findall('<figure class="whole">.*?</figure>', page)
+    assert wide in whole
+    assert own not in whole
 
 
 def test_without_runs_there_is_a_sentence(tmp_path: Path) -> None:
@@ -200,6 +248,35 @@ def test_curves_are_means_over_the_seeds_that_have_them(tmp_path: Path) -> None:
     [long] = average_curves([lines]).values()
     assert len(long) == MOST_POINTS
     assert long[-1].mean == 999
+
+
+def test_no_axis_in_percent_goes_beyond_a_hundred() -> None:
+    points = [Point(step, 100.0, 100.0, 100.0) for step in (1, 2)]
+    for label, most in (("accuracy, %", 100), ("FID", 104)):
+        texts = re.findall(r'class="tick end">([\d.]+)<', curve_chart(label, {0: points}))
+        assert max(map(float, texts)) == most
+
+
+def test_numbers_beside_a_curve_have_room() -> None:
+    """At 11 px, a digit of a wide font such as DejaVu Sans is 7 px wide."""
+    for least in (0.1, 1e-4, 12345.678, -98765.4321):
+        points = [Point(step, least + step / 1e4, least, least + 1e-4) for step in range(2)]
+        chart = curve_chart("loss", {0: points})
+        found = re.findall(r'<text x="([\d.]+)" [^>]*class="tick end">([^<]+)<', chart)
+        numbers = [(float(x), text) for x, text in found if text != "steps"]
+        assert numbers
+        assert all(x >= 7 * len(text) for x, text in numbers), numbers
+
+
+def test_the_line_of_the_plain_mean_does_not_cross_labels(runs: Path) -> None:
+    [part] = [part for part in divide(find_runs(runs)) if part.main.experiment == "flowers"]
+    for chart in (seeds_chart(part.main), differences_chart(part.main)):
+        labels = [float(y) for y in re.findall(r'y="([\d.]+)" class="label', chart)]
+        lines = re.findall(r'y1="([\d.]+)" y2="([\d.]+)" class="plain"', chart)
+        assert labels
+        assert lines
+        for label in labels:  # letters are 9 px high above their line, and reach 3 px below it
+            assert all(float(y2) <= label - 9 or float(y1) >= label + 3 for y1, y2 in lines)
 
 
 def test_charts_take_any_numbers() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 import atomsep
 from atomsep.cli import arguments, display, explaining, judging, layering, reporting, tables
@@ -119,10 +118,9 @@ def train(
         except StoppedError:
             console.say(f"Stopped. The same command continues from the checkpoint in {folder}")
             raise SystemExit(STOPPED) from None
-    table = Table("metric", "value", title=f"{chosen.title}, {method}, seed {seed}")
-    for name, value in result["metrics"].items():
-        table.add_row(name, f"{value:.4f}")
-    console.print(table)
+    title = f"{chosen.title}, {method}, seed {seed}"
+    metrics = [(name, f"{value:.4f}") for name, value in result["metrics"].items()]
+    tables.show(console, title, ("metric", "value"), metrics)
     if result.get("broken_down"):
         console.say(f"The training broke down: {result['broken_down']}")
     unreadable = result["unreadable"]
@@ -251,24 +249,21 @@ def list_(
 
     console = display.make_console()
     if experiment is None:
-        table = Table("experiment", "what", "metric", title="Experiments")
-        for each in EXPERIMENTS.values():
-            table.add_row(each.name, each.summary, each.metric)
-        console.print(table)
-        table = Table("method", "what", title="Methods")
-        for name, entry in METHODS.items():
-            table.add_row(name, entry.summary)
-        console.print(table)
+        rows = [(each.name, each.summary, each.metric) for each in EXPERIMENTS.values()]
+        tables.show(console, "Experiments", ("experiment", "what", "metric"), rows)
+        known = [(name, entry.summary) for name, entry in METHODS.items()]
+        tables.show(console, "Methods", ("method", "what"), known)
         return
     chosen = find_experiment(experiment)
     title = f"{chosen.name}: {chosen.summary}"
-    table = Table("setting", "default", "with --tiny", "meaning", title=title)
-    for name, default, meaning in describe(chosen.settings):
-        table.add_row(name, default, str(chosen.tiny.get(name, "")), meaning)
-    console.print(table)
-    table = Table("method", "weight", "what", title="Methods")
+    settings = [
+        (name, default, str(chosen.tiny.get(name, "")), meaning)
+        for name, default, meaning in describe(chosen.settings)
+    ]
+    tables.show(console, title, ("setting", "default", "with --tiny", "meaning"), settings)
+    methods = []
     for name in chosen.methods:
         weight = "" if name == "plain" else f"{chosen.weights.get(name, DEFAULT_WEIGHT):g}"
         what = chosen.plain if name == "plain" else METHODS[name].summary
-        table.add_row(name, weight, what)
-    console.print(table)
+        methods.append((name, weight, what))
+    tables.show(console, "Methods", ("method", "weight", "what"), methods)

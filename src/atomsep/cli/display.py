@@ -51,6 +51,11 @@ def make_console(*, stderr: bool = False, quiet: bool = False) -> SafeConsole:
     return SafeConsole(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
 
 
+def shows_charges(console: SafeConsole) -> bool:
+    """Whether a console has colours enough to tell charges apart: not in a pipe, nor in 16."""
+    return console.color_system in ("256", "truecolor") and not console.no_color
+
+
 def counted(number: int, thing: str) -> str:
     """A number with its noun.
 

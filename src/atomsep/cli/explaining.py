@@ -37,8 +37,8 @@ def explain(
 ) -> None:
     """Show what a trained classifier says about images or sentences, with the charge of each token.
 
-    The predictions are printed. The maps are written as one page of HTML and, for images, as PNG
-    files. It needs the run's folder, not its data.
+    The predictions are printed. The maps are written as one page of HTML and as PNG files. It needs
+    the run's folder, not its data.
 
     Examples:
     - `atomsep explain runs/flowers/atom-1a2b3c4d/seed-0 rose.jpg more/roses`
@@ -99,7 +99,7 @@ def show(
     explained.add_sentence(prediction)
     for charges in by_layer(prediction).values():
         words = merge_words(prediction.seen.text, prediction.seen.tokens, charges)
-        numbers = not console.is_terminal  # and so without colours
+        numbers = not display.shows_charges(console)
         console.print(to_terminal(prediction.seen.text, words, numbers=numbers), soft_wrap=True)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from atomsep.cli import arguments, display
+from atomsep.cli import arguments, display, tables
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.runs import Run
 
@@ -64,8 +64,8 @@ def faithful(
                 run := load_run(folder, device=device), judge(run, data, images, advance)
             )
             rows, points = rows + found[0], points + found[1]
-    for line in write_results(out, rows, points):
-        console.print(line)
+    for title, (columns, *lines) in write_results(out, rows, points):
+        tables.show(console, title, columns, lines)
     console.say(f"Tables, figure and CSV files are in {out}")
 
 

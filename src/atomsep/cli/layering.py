@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from atomsep.cli import display
+from atomsep.cli import display, tables
 from atomsep.experiments.errors import ExperimentError
 
 
@@ -39,10 +38,11 @@ def layers(
         found = layers(*find_model(model))
     except ValueError as error:
         raise ExperimentError(f"{model}: {error}") from error
-    table = Table(*COLUMNS, title=model)
-    for each in found:
-        table.add_row(*row(each), style="bold" if each.name == found.recommended else None)
-    console.print(table)
+    rows = [
+        [f"**{cell}**" if each.name == found.recommended and cell else cell for cell in row(each)]
+        for each in found
+    ]
+    tables.show(console, model, COLUMNS, rows)
     if found.refused:
         console.say(f"Layers that need arguments to attach: {len(found.refused)}")
     console.say(f"Recommended: {found.recommended}, {found.reason}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,34 @@ def print_tables(results: list[dict[str, Any]], format: str | None = None) -> No
     else:
         texts = [getattr(table, format or "markdown")().rstrip() for table in tables]
         console.say("\n\n".join(texts))
+
+
+def show(
+    console: SafeConsole, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    """Print a table of texts: drawn on a terminal, as Markdown elsewhere.
+
+    Args:
+        console: where to print.
+        title: title of the table.
+        columns: headings.
+        rows: texts; those with `**` around them are bold.
+    """
+    if console.is_terminal:
+        drawn = Drawn(*columns, title=title)
+        for row in rows:
+            drawn.add_row(*map(_bold, row))
+        console.print(drawn)
+        return
+    from atomsep.report.markup import Cell, Section, Table
+
+    section = Section("", [tuple(map(Cell, row)) for row in rows])
+    console.say(Table("", title, tuple(columns), (section,)).markdown())
+
+
+def _bold(text: str) -> Text:
+    bare = text.removeprefix("**").removesuffix("**")
+    return Text(printable(bare), "bold" if bare != text else "")
 
 
 def draw(console: SafeConsole, table: Table) -> None:

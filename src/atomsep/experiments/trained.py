@@ -219,8 +219,9 @@ def load_run(folder: str | Path, *, device: str = "cpu") -> TrainedRun:
         device: "cpu", "cuda", "mps" or "auto".
 
     Returns:
-        A classifier, with `predict`, or a GAN, with `sample`. Both have `model`, `attachment`,
-        `settings`, `result` and `curves`.
+        A classifier in eval mode, with `predict`, or a GAN in training mode, with `sample`: a
+        GAN's images are normalised by the statistics of their batch, as they are evaluated. Both
+        have `model`, `attachment`, `settings`, `result` and `curves`.
 
     Raises:
         ExperimentError: the folder does not hold a finished run, or not all that it needs.

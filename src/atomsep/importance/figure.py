@@ -34,6 +34,7 @@ def image_figure(
     *,
     columns: int | None = None,
     width: float = 6.75,
+    what: str = "input",
     **where: Any,
 ) -> Figure:
     """Input, charges and overlay of every sample, a labelled colour bar, and a histogram.
@@ -46,6 +47,7 @@ def image_figure(
         titles: a line of text above each sample.
         columns: samples in a row.
         width: width of the figure in inches.
+        what: what the images are, if they are not the inputs of a model.
         where: `skip_tokens`, `grid` and `box`, as in `to_pixels`.
 
     Example:
@@ -61,6 +63,7 @@ def image_figure(
     line = round(columns * sample_width(wide) / width * LINE / 72)
     space = 2 * gap_of(wide) + (line if titles else 0)
     picture = triptychs(images, charges, columns=columns, space=space, **where)
+    picture = picture if titles else picture[space:]  # above the first row it is for a title
     inches = width * picture.shape[0] / picture.shape[1]
     figure = Figure(figsize=(width, inches + 1.5), dpi=200, layout="constrained")
     above, below = figure.subplots(2, 1, height_ratios=[inches, 0.9], gridspec_kw={"hspace": 0.1})
@@ -70,15 +73,21 @@ def image_figure(
         row, column = divmod(number, columns)
         place = column * sample_width(wide), (row + 1) * (height + space) - height - 1
         above.text(*place, title, fontsize=6, va="bottom", color=INK, parse_math=False)
-    above.set_title("input | charges | overlay", fontsize=8, loc="left", color=INK)
+    above.set_title(f"{what} | charges | overlay", fontsize=8, loc="left", color=INK, pad=3)
     skip = where.get("skip_tokens", 0)
     values = as_charges(charges)
     draw_histogram(below, values[:, skip:] if values.ndim == 2 else values)
     return figure
 
 
-def draw_histogram(axes: Axes, charges: Any) -> None:
-    """The share of tokens by charge, over a colour bar with the names of the particles."""
+def draw_histogram(axes: Axes, charges: Any, of: str = "token") -> None:
+    """The share of tokens by charge, over a colour bar with the names of the particles.
+
+    Args:
+        axes: where to draw.
+        charges: of any shape.
+        of: what has the charges.
+    """
     import numpy as np
 
     values = as_charges(charges).ravel()
@@ -93,11 +102,11 @@ def draw_histogram(axes: Axes, charges: Any) -> None:
     scale.set_yticks([])
     scale.set_xlim(-1, 1)
     scale.set_xticks([*PARTICLES], [*PARTICLES.values()], fontsize=7, color=INK)
-    scale.set_xlabel("charge q of a token", fontsize=7, color=INK)
+    scale.set_xlabel(f"charge q of a {of}", fontsize=7, color=INK)
     for side in scale.spines.values():
         side.set_linewidth(0.5)
     axes.set_xlim(-1, 1)
     axes.set_xticks([])
-    axes.set_ylabel("tokens, %", fontsize=7, color=INK)
+    axes.set_ylabel(f"{of}s, %", fontsize=7, color=INK)
     axes.tick_params(labelsize=7, colors=INK)
     axes.spines[["top", "right"]].set_visible(False)

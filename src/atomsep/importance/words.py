@@ -224,12 +224,12 @@ def to_terminal(sentence: str, words: Iterable[Word], *, numbers: bool = False) 
     shown = Text()
     for text, word in _in_order(sentence, words):
         if word is None:
-            shown.append(_visible(text), None if text.isspace() else "dim")
+            shown.append(visible(text), None if text.isspace() else "dim")
             continue
         look = f"{ink_on(word.charge)} on {css(word.charge)}"
         space = " " if word.special and shown.plain and not shown.plain[-1:].isspace() else ""
         shown.append(space)
-        shown.append(_visible(word.text), look + (" italic" if word.special else ""))
+        shown.append(visible(word.text), look + (" italic" if word.special else ""))
         if numbers:
             shown.append(f"({word.charge:+.2f})", "dim")
         if word.special:
@@ -237,7 +237,7 @@ def to_terminal(sentence: str, words: Iterable[Word], *, numbers: bool = False) 
     return shown
 
 
-def _visible(text: str) -> str:
+def visible(text: str) -> str:
     """Text without characters that control a terminal; a line break becomes a space."""
     return "".join(
         " "

@@ -27,7 +27,9 @@ def boxes_by_method(rows: Sequence[Row], label: str, best: float | None = None) 
         axes.plot(range(len(line)), line, color=FAINT, lw=0.7, zorder=1)
     for place, row in enumerate(rows):
         colour, column = colour_of(row.method), [*row.values.values()]
-        axes.scatter([place] * len(column), column, s=9, color=colour, lw=0, zorder=3)
+        axes.scatter(
+            [place] * len(column), column, s=9, color=colour, lw=0, zorder=3, clip_on=False
+        )
         axes.boxplot(
             column,
             positions=[place + 0.28],
@@ -35,7 +37,7 @@ def boxes_by_method(rows: Sequence[Row], label: str, best: float | None = None) 
             showfliers=False,
             patch_artist=True,
             boxprops={"facecolor": colour, "alpha": 0.35, "edgecolor": colour},
-            medianprops={"color": colour, "lw": 1.4},
+            medianprops={"color": colour, "lw": 1.4, "clip_on": False},
             whiskerprops={"color": colour},
             capprops={"color": colour},
         )
@@ -46,6 +48,8 @@ def boxes_by_method(rows: Sequence[Row], label: str, best: float | None = None) 
     axes.set_xticks(range(len(rows)), tick_labels(rows))
     axes.ticklabel_format(axis="y", useOffset=False)
     axes.set(xlim=(-0.5, len(rows) - 0.3), ymargin=0.12, ylabel=label)
+    if "%" in label and axes.dataLim.y1 <= 100:
+        axes.set_ylim(top=min(100, axes.get_ylim()[1]))
     return figure
 
 

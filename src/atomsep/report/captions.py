@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from atomsep.report.groups import Group, Row
 from atomsep.report.parts import Part
-from atomsep.report.verdict import verdict
+from atomsep.report.verdict import shown_verdict
 
 TINY = " The runs are of the tiny form: the numbers mean nothing."
 SCALE = "Orange-red: charge above 0; white: 0; blue: below 0. The scale is fixed to [−1, 1]."
@@ -57,7 +57,7 @@ def boxes(part: Part, group: Group, rows: Sequence[Row], best: float | None) -> 
 
 def _judged(group: Group, place: int) -> str:
     """What the seeds show about a row against the plain one, as a sentence; "" if nothing."""
-    found = verdict(group, place)
+    found = shown_verdict(group, place)
     title = group.rows[place].title
     return "" if found is None else f" {title} against plain: {found.word}, {found.reason}."
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import atomsep
 from atomsep.experiments.synthetic import mixtures
 from atomsep.importance.colours import INK, as_charges, colour_map, css, ink_on
 from atomsep.importance.figure import PARTICLES, draw_histogram
-from atomsep.importance.words import Word
+from atomsep.importance.words import Word, visible
 from atomsep.report.style import CLASSES, COLUMN, GREEN, PAGE
 
 LETTER, LINE = 0.602 * 7 / 72, 0.17
@@ -49,6 +50,7 @@ def charge_by_value(models: Sequence[mixtures.MixtureClassifier], layer: str = "
 
 def sentence_figure(sentences: Sequence[Sequence[Word]]) -> Figure:
     """Sentences with words on the colours of their charges, and the histogram of all words."""
+    sentences = [[replace(word, text=visible(word.text)) for word in each] for each in sentences]
     lines = [line for words in sentences for line in broken(words, int(PAGE / LETTER) - 4)]
     height = LINE * (len(lines) + 1)
     figure = Figure(figsize=(PAGE, height + 1.5), layout="constrained")
@@ -57,8 +59,7 @@ def sentence_figure(sentences: Sequence[Sequence[Word]]) -> Figure:
     above.set_axis_off()
     for number, line in enumerate(lines):
         draw_line(above, number + 0.7, line)
-    draw_histogram(below, [w.charge for words in sentences for w in words if not w.special])
-    below.set_ylabel("words, %", fontsize=7)
+    draw_histogram(below, [w.charge for words in sentences for w in words if not w.special], "word")
     return figure
 
 

@@ -14,15 +14,15 @@ from atomsep.report.curves import Point
 from atomsep.report.groups import Group
 from atomsep.report.html import Html, element, together
 from atomsep.report.numbers import interval_text, signed
-from atomsep.report.verdict import UNTESTED, verdict
+from atomsep.report.verdict import UNTESTED, shown_verdict
 
 WIDTH = 380
 MARGIN = 20
 TOP = 18
 PER_ROW = 36
 CURVE_HEIGHT = 190
-LEFT = 46
-"""Room for the numbers beside a curve."""
+LEFT, DIGIT = 46, 7
+"""Least room for the numbers beside a curve, and the width of a digit."""
 
 COLOURS = 8
 """Colours of rows, after which they repeat with dashes."""
@@ -72,13 +72,21 @@ def round_ticks(low: float, high: float, most: int = 5) -> list[float]:
     return [round(place * step, 12) for place in range(first, last + 1)]
 
 
-def scale(values: Sequence[float], start: float, end: float) -> Scale:
-    """A scale with some room around values; logarithmic if they span four powers of ten."""
+def scale(values: Sequence[float], start: float, end: float, label: str = "") -> Scale:
+    """A scale with some room around values; logarithmic if they span four powers of ten.
+
+    A scale in percent, which its label says, ends at 100 unless there are values beyond.
+
+    Example:
+        >>> scale([98, 100], 0, 1, "accuracy, %").high, scale([98, 100], 0, 1, "FID").high
+        (100, 100.12)
+    """
     low, high = min(values), max(values)
     if low > 0 and high > 1e4 * low:
         return Scale(low / 1.5, high * 1.5, start, end, logarithmic=True)
     room = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
-    return Scale(low - room, high + room, start, end)
+    most = 100 if high <= 100 and "%" in label else math.inf
+    return Scale(low - room, min(high + room, most), start, end)
 
 
 def tick_text(value: float) -> str:
@@ -100,13 +108,12 @@ def seeds_chart(group: Group) -> Html:
     finite = [[v for v in row.values.values() if math.isfinite(v)] for row in group.rows]
     if not any(finite):
         return Html("")
-    place = scale([v for values in finite for v in values], MARGIN, WIDTH - MARGIN)
+    place = scale([v for values in finite for v in values], MARGIN, WIDTH - MARGIN, group.label)
     bottom = TOP + PER_ROW * len(group.rows)
     parts = [_axis_below(place, bottom, group.label)]
     for row in group.rows:
         if row.method == "plain" and math.isfinite(row.mean):
-            x = place(row.mean)
-            parts.append(element("line", x1=x, x2=x, y1=TOP, y2=bottom, class_="plain"))
+            parts += _plain_line(place(row.mean), len(group.rows))
     for number, row in enumerate(group.rows):
         y = TOP + PER_ROW * number + 20
         parts.append(element("text", row.title, x=MARGIN, y=y - 10.0, class_="label"))
@@ -139,10 +146,10 @@ def differences_chart(group: Group) -> Html:
     bottom = TOP + PER_ROW * len(found)
     plain = next(row.title for row in group.rows if row.method == "plain")
     parts = [_axis_below(place, bottom, f"difference to {plain}, 95 % interval")]
-    parts.append(element("line", x1=place(0), x2=place(0), y1=TOP, y2=bottom, class_="plain"))
+    parts += _plain_line(place(0), len(found))
     for number, (row, comparison) in enumerate(found.items()):
         y = TOP + PER_ROW * number + 20
-        judged = verdict(group, row)
+        judged = shown_verdict(group, row)
         word = UNTESTED if judged is None else judged.word
         shown = f"verdict {word.split()[0]}"
         interval = interval_text(comparison.low, comparison.high)
@@ -168,13 +175,14 @@ def curve_chart(title: str, rows: Mapping[int, Sequence[Point]]) -> Html:
     """
     points = [point for each in rows.values() for point in each]
     bottom = CURVE_HEIGHT - 24
-    across = Scale(0, max(point.step for point in points) or 1, LEFT, WIDTH - MARGIN)
-    up = scale([end for p in points for end in (p.low, p.high)], bottom, TOP + 10)
+    up = scale([end for p in points for end in (p.low, p.high)], bottom, TOP + 10, title)
+    left = max(LEFT, 10 + DIGIT * max(len(tick_text(tick)) for tick in up.ticks()))
+    across = Scale(0, max(point.step for point in points) or 1, left, WIDTH - MARGIN)
     parts = [element("text", title, x=4, y=14, class_="label")]
     for tick in up.ticks():
         y = up(tick)
-        parts.append(element("line", x1=LEFT, x2=WIDTH - MARGIN, y1=y, y2=y, class_="grid"))
-        parts.append(element("text", tick_text(tick), x=LEFT - 6, y=y + 4, class_="tick end"))
+        parts.append(element("line", x1=left, x2=WIDTH - MARGIN, y1=y, y2=y, class_="grid"))
+        parts.append(element("text", tick_text(tick), x=left - 6, y=y + 4, class_="tick end"))
     for tick in across.ticks():
         parts.append(_tick_below(across(tick), bottom, tick))
     parts.append(element("text", "steps", x=WIDTH - MARGIN, y=bottom + 27, class_="tick end"))
@@ -195,6 +203,14 @@ def curve_chart(title: str, rows: Mapping[int, Sequence[Point]]) -> Html:
 def colour(number: int) -> str:
     """Classes for the colour of a row."""
     return f"colour{number % COLOURS}" + (" dashed" if number >= COLOURS else "")
+
+
+def _plain_line(x: float, rows: int) -> list[Html]:
+    """A dashed line at the plain mean, beside the rows' marks but not through their labels."""
+    tops = [TOP + PER_ROW * row for row in range(rows)]
+    return [
+        element("line", x1=x, x2=x, y1=top + 14, y2=top + PER_ROW, class_="plain") for top in tops
+    ]
 
 
 def _axis_below(place: Scale, bottom: float, label: str) -> Html:

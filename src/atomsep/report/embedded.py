@@ -12,6 +12,9 @@ from atomsep.report.html import Html, element
 from atomsep.report.parts import Finished, Part
 
 DOTS_PER_INCH = 160
+WIDEST = 640
+"""Pixels of a picture that stands in one of two columns."""
+
 PNG = b"\x89PNG\r\n\x1a\n"
 MOST_BYTES = 4_000_000
 """Size of a picture of a run beyond which it is left out."""
@@ -32,7 +35,8 @@ def figures(part: Part) -> Iterator[Html]:
         for drawing in drawings:
             file = io.BytesIO()
             drawing.figure.savefig(file, format="png", dpi=DOTS_PER_INCH)
-            yield framed(file.getvalue(), drawing.caption)
+            alt = "Figure: " + drawing.caption.partition(". ")[0]
+            yield framed(file.getvalue(), drawing.caption, alt)
 
 
 def pictures(part: Part) -> Iterator[Html]:
@@ -42,8 +46,8 @@ def pictures(part: Part) -> Iterator[Html]:
         for name in files if isinstance(files, list) else []:
             png = _read_picture(runs[0], name)
             if png is not None:
-                seed = runs[0].result["seed"]
-                yield framed(png, f"{part.title}, {row.title}, seed {seed}: {name}")
+                caption = f"{part.title}, {row.title}, seed {runs[0].result['seed']}: {name}"
+                yield framed(png, caption, f"Picture that the run wrote: {name}")
 
 
 def _read_picture(run: Finished, name: Any) -> bytes | None:
@@ -57,10 +61,19 @@ def _read_picture(run: Finished, name: Any) -> bytes | None:
     return png if png.startswith(PNG) else None
 
 
-def framed(png: bytes, caption: str) -> Html:
-    """A picture with its caption below."""
-    image = element("img", src=png_uri(png), alt="", loading="lazy")
-    return element("figure", image, element("figcaption", caption))
+def framed(png: bytes, caption: str, alt: str) -> Html:
+    """A picture with its caption below; one that is wider than a column has the page's width.
+
+    Its size is written down, so that the page does not move while pictures are decoded.
+    """
+    width, height = (int.from_bytes(png[start : start + 4]) for start in (16, 20))  # of the header
+    image = element("img", src=png_uri(png), alt=alt, width=width, height=height)
+    below = element("figcaption", caption)
+    if width <= WIDEST:
+        return element("figure", image, below)
+    # On a narrow screen it is scrolled: its text would be too small to read.
+    frame = element("div", image, class_="wide", tabindex=0)
+    return element("figure", frame, below, class_="whole")
 
 
 def png_uri(png: bytes) -> str:

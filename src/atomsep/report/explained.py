@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import io
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.files import replacing, write_text, writing
 from atomsep.experiments.predicting import Prediction
-from atomsep.importance.figure import image_figure
+from atomsep.importance.colours import INK, as_charges, css
+from atomsep.importance.figure import BINS, image_figure
 from atomsep.importance.images import triptychs
 from atomsep.importance.words import merge_words, to_html, to_page
+from atomsep.report.charges import sentence_figure
+from atomsep.report.embedded import png_uri
+from atomsep.report.html import Html, element, together
+from atomsep.report.style import STYLE
 
 PAGE = "index.html"
+COLUMNS = ("input", "charges", "overlay")
+WIDE = "width:min(100%,45em)"
+"""Style of the pictures of an image."""
 
 
 def verdict(prediction: Prediction) -> str:
@@ -47,6 +57,7 @@ class Explained:
         self.folder, self.title = folder, title
         self.rows: list[tuple[str, str]] = []
         self.taken: set[str] = set()
+        self.sentences = 0
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -66,18 +77,23 @@ class Explained:
             shown = prediction.seen[None], charges[None]
             path = self.folder / f"{self._free(Path(name).stem, layer)}.png"
             try:
-                figure, picture = image_figure(*shown, titles=[heading]), triptychs(*shown)
+                figure = image_figure(*shown, titles=[heading])
+                picture = triptychs(*shown, space=0)
             except ValueError as error:  # the tokens are not a grid
                 raise ExperimentError(f"the charges of {name} are not a map: {error}") from error
-            with writing(path), replacing(path) as part:
-                figure.savefig(part, format="png")
-            paths.append(path)
-            data = base64.b64encode(_png(picture)).decode()
-            style = "width:min(100%,45em);image-rendering:pixelated"
-            text = html.escape(f"input, charges and overlay of {Path(name).name}", quote=True)
-            image = f'<img style="{style}" alt="{text}" src="data:image/png;base64,{data}">'
-            self.rows.append((heading, image))
+            paths.append(self._save(figure, path))
+            text = f"input, charges and overlay of {Path(name).name}"
+            look = f"{WIDE};image-rendering:pixelated"
+            image = element("img", style=look, alt=text, src=png_uri(_png(picture)))
+            self.rows.append((heading, together(_names(), image, histogram(charges, "token"))))
         return paths
+
+    def _save(self, figure: Figure, path: Path) -> Path:
+        with warnings.catch_warnings(), writing(path), replacing(path) as part:
+            # Letters that the font lacks are boxes; the page shows them.
+            warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
+            figure.savefig(part, format="png")
+        return path
 
     def _free(self, *parts: str) -> str:
         """A name for a file that no sample before has."""
@@ -89,18 +105,72 @@ class Explained:
         self.taken.add(name)
         return name
 
-    def add_sentence(self, prediction: Prediction) -> None:
-        """Add a sentence whose words have the colours of their charges, one row per layer."""
+    def add_sentence(self, prediction: Prediction) -> list[Path]:
+        """Add a sentence whose words have the colours of their charges, one row per layer.
+
+        Returns:
+            The PNG files, one per layer: sentence-1.png and so on.
+        """
         text, tokens = prediction.seen.text, prediction.seen.tokens
+        self.sentences += 1
+        paths = []
         for layer, charges in by_layer(prediction).items():
+            words = merge_words(text, tokens, charges)
+            path = self.folder / f"{self._free(f'sentence-{self.sentences}', layer)}.png"
+            with mpl.rc_context(STYLE):
+                paths.append(self._save(sentence_figure([words]), path))
             heading = " · ".join(filter(None, (verdict(prediction), layer)))
-            self.rows.append((heading, to_html(text, merge_words(text, tokens, charges))))
+            shown = histogram([word.charge for word in words if not word.special], "word")
+            self.rows.append((heading, to_html(text, words) + shown))
+        return paths
 
     def write_page(self) -> Path:
         """Write the page of all samples; it is one file and needs no network."""
         path = self.folder / PAGE
         write_text(path, to_page(self.title, self.rows))
         return path
+
+
+def _names() -> Html:
+    """The names of the three pictures of an image, above them."""
+    look = f"display:grid;grid-template-columns:repeat(3,1fr);column-gap:2%;{WIDE}"
+    names = (element("span", name, style="font-size:80%") for name in COLUMNS)
+    return element("div", *names, style=look)
+
+
+def histogram(charges: Any, of: str) -> Html:
+    """The shares of charges as SVG, over a bar of their colours with the names of the particles.
+
+    Args:
+        charges: of any shape.
+        of: what has the charges.
+    """
+    import numpy as np
+
+    values = as_charges(charges).ravel()
+    counts, edges = np.histogram(values[~np.isnan(values)], BINS, (-1, 1))
+    most = int(counts.max())
+    width, left, bottom, height = 400 / BINS, 20, 66, 46
+    parts = []
+    for number, count in enumerate(counts.tolist()):
+        place = {"x": left + width * number, "width": width}
+        high = height * count / max(1, most)
+        parts.append(element("rect", **place, y=bottom - high, height=high, fill=INK))
+        colour = css(float(edges[number : number + 2].mean()))
+        parts.append(element("rect", **place, y=bottom + 2, height=10, fill=colour))
+    share = 100 * most / max(1, int(counts.sum()))
+    for x, y, anchor, text in (
+        (left, 14, "start", f"highest bar: {share:.3g} % of the {of}s"),
+        (left, 92, "start", "−1 electron"),
+        (left + 200, 92, "middle", "0 neutron"),
+        (left + 400, 92, "end", "+1 proton"),
+        (left + 200, 108, "middle", f"charge q of a {of}"),
+    ):
+        parts.append(element("text", text, x=x, y=y, text_anchor=anchor, fill=INK))
+    look = "display:block;width:min(100%,30rem);font:11px system-ui,sans-serif"
+    label = f"histogram of the charges of all {of}s"
+    where = {"viewBox": "0 0 440 114", "role": "img", "aria_label": label, "style": look}
+    return element("svg", *parts, **where)
 
 
 def _png(picture: Any) -> bytes:

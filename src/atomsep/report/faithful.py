@@ -19,6 +19,9 @@ from atomsep.experiments.maps import RANDOM
 from atomsep.experiments.registry import find_experiment
 from atomsep.experiments.trained import TrainedRun
 
+TINY = "-tiny"
+"""What the names of experiments end with in their tiny form."""
+
 HEADINGS = {
     "deletion": "deletion ↓",
     "insertion": "insertion ↑",
@@ -98,7 +101,7 @@ def changed_settings(run: TrainedRun) -> str:
 
 def rows_of(run: TrainedRun, judged: Judged) -> tuple[list[Row], list[Point]]:
     """What was measured in a run, as rows."""
-    name = run.experiment + ("-tiny" if run.result["tiny"] else "")
+    name = run.experiment + (TINY if run.result["tiny"] else "")
     about = name, run.method, run.settings.weight or 0.0, changed_settings(run), run.seed
     rows = [
         Row(
@@ -226,4 +229,6 @@ def title_of(rows: Sequence[Any], condition: Condition, titles: Mapping[str, str
     seeds = sorted({row.seed for row in of_condition(rows, condition)})
     count = "1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
     how = "cross-entropy alone" if method == "plain" else f"{method}, weight {weight:g}"
-    return f"{titles.get(experiment, experiment)}, {how}, {count}"
+    whole = experiment.removesuffix(TINY)
+    name = titles.get(whole, whole) + (" (tiny)" if whole != experiment else "")
+    return f"{name}, {how}, {count}"

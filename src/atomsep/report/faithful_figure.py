@@ -26,15 +26,16 @@ COLOURS = {
     POSITIVE: css(1.0),
     NEGATIVE: css(-1.0),
     ABSOLUTE: INK,
-    UNTRAINED: GREY,
-    RANDOM: "#b9bdc9",
+    UNTRAINED: "#8a5a2b",
+    RANDOM: GREY,
     "gradient x input": "#c9a227",
     "integrated gradients": GREEN,
     "Grad-CAM, last layer": "#8e4585",
 }
 """The maps that the curves show."""
 
-DASHED = (RANDOM, UNTRAINED)
+LINES = {RANDOM: (0, (1, 1)), UNTRAINED: (0, (4, 2))}
+"""Dotted and dashed: what is no map of the model."""
 
 
 def faithful_figure(
@@ -53,8 +54,10 @@ def faithful_figure(
         figure = Figure(figsize=(PAGE, 2.1 * len(found) + 0.5), layout="constrained")
         grid = figure.subplots(len(found), 3 if truth else 2, squeeze=False, sharex="col")
         for axes, condition in zip(grid, found, strict=True):
+            axes[1].sharey(axes[0])
             for place, curve in zip(axes, CURVES, strict=False):
                 draw_curves(place, points, condition, curve)
+            axes[0].set_ylabel("probability of the class")
             if truth:
                 draw_truth(axes[2], rows, condition)
             axes[0].set_title(title_of(rows, condition, titles or {}))
@@ -69,9 +72,12 @@ def faithful_figure(
 
 
 def draw_curves(axes: Axes, points: Sequence[Point], condition: Condition, curve: str) -> None:
-    """The mean curve of each map, with the band of its 95 % interval."""
+    """The mean curve of each map, with bars of its 95 % interval at some points.
+
+    Bars of different maps stand beside each other, where bands would cover each other.
+    """
     own = [point for point in of_condition(points, condition) if point.curve == curve]
-    for name, colour in COLOURS.items():
+    for number, (name, colour) in enumerate(COLOURS.items()):
         shares = sorted({point.share for point in own if point.map == name})
         means = []
         for share in shares:
@@ -79,12 +85,13 @@ def draw_curves(axes: Axes, points: Sequence[Point], condition: Condition, curve
             means.append(over_seeds([p.mean for p in here], [p.half for p in here]))
         if means:
             x, y = [100 * share for share in shares], [each.mean for each in means]
-            style = (0, (3, 1.5)) if name in DASHED else "-"
-            axes.plot(x, y, color=colour, lw=1.1, ls=style, label=name)
-            low = [each.mean - each.half for each in means]
-            high = [each.mean + each.half for each in means]
-            axes.fill_between(x, low, high, color=colour, alpha=0.13, lw=0)
-    axes.set(xlim=(0, 100), ylabel="probability of the class")
+            axes.plot(x, y, color=colour, lw=1.1, ls=LINES.get(name, "-"), label=name)
+            # The ends, which all maps share, have none.
+            barred = range(1 + number % max(1, len(x) - 2), len(x) - 1, len(COLOURS))
+            halves = [means[place].half for place in barred]
+            at = [x[place] for place in barred], [y[place] for place in barred]
+            axes.errorbar(*at, halves, fmt="none", ecolor=colour, elinewidth=0.8, capsize=1.5)
+    axes.set_xlim(0, 100)
 
 
 def draw_truth(axes: Axes, rows: Sequence[Row], condition: Condition) -> None:
@@ -93,7 +100,7 @@ def draw_truth(axes: Axes, rows: Sequence[Row], condition: Condition) -> None:
     names = list(dict.fromkeys(row.map for row in own))
     for place, name in enumerate(names):
         values = [row.mean for row in own if row.map == name]
-        colour = COLOURS.get(name, BLUE if name != CENTRE else GREY)
+        colour = COLOURS.get(name, BLUE if name != CENTRE else INK)
         axes.plot(values, [place] * len(values), "o", ms=3, color=colour, mew=0, alpha=0.8)
         axes.plot([sum(values) / len(values)] * 2, [place - 0.3, place + 0.3], color=colour, lw=1.2)
     axes.axvline(0.5, color=FAINT, lw=0.8, zorder=0)

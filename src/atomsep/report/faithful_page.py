@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.table import Table
-
 from atomsep.experiments.files import replacing, write_text, writing
 from atomsep.experiments.registry import EXPERIMENTS
 from atomsep.report.faithful import (
@@ -27,8 +25,9 @@ CAPTION = (
     "Deletion: mean probability of the predicted class while tokens are replaced by the blurred "
     "image, the highest scores first; a faithful map falls fast. Insertion: the same tokens are "
     "brought back; a faithful map rises fast. AUC: how well the map tells the pixels of the object "
-    "from the background, one dot per seed. Bands are 95 % intervals over seeds, or over images "
-    "for one seed."
+    "from the background, one dot per seed. Bars on the curves are 95 % intervals over seeds, or "
+    "over images for one seed. Left out of the curves: the sign of the charge, the centre of the "
+    "image and Grad-CAM at the charges' layer; the tables have all maps."
 )
 
 
@@ -49,8 +48,10 @@ def tables(rows: Sequence[Row]) -> str:
     return "\n".join(parts)
 
 
-def write_results(out: Path, rows: Sequence[Row], points: Sequence[Point]) -> list[Table]:
-    """Write all files; returns the tables for a terminal."""
+def write_results(
+    out: Path, rows: Sequence[Row], points: Sequence[Point]
+) -> list[tuple[str, list[list[str]]]]:
+    """Write all files; returns the tables: titles, and lines of which the first is the heading."""
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     write_csv(out / ROWS, rows)
@@ -59,13 +60,7 @@ def write_results(out: Path, rows: Sequence[Row], points: Sequence[Point]) -> li
         draw(out / f"{FIGURE}.{ending}", rows, points)
     text = f"# Are the maps faithful?\n\n{tables(rows)}\n![]({FIGURE}.png)\n\n{CAPTION}\n"
     write_text(out / PAGE, text)
-    shown = []
-    for condition in conditions(rows):
-        head, *body = table(rows, condition)
-        shown.append(Table(*head, title=title_of(rows, condition, titles())))
-        for line in body:
-            shown[-1].add_row(*(cell.replace("**", "") for cell in line))
-    return shown
+    return [(title_of(rows, each, titles()), table(rows, each)) for each in conditions(rows)]
 
 
 def draw(path: Path, rows: Sequence[Row], points: Sequence[Point]) -> None:

@@ -159,7 +159,7 @@ def draw_samples(name: str, part: Part) -> Iterator[Drawing]:
             generated = atoms.labels is None
             text = captions.images(part, seed, settings.get("layer", ""), generated=generated)
             try:
-                figure = image_figure(*shown)
+                figure = image_figure(*shown, what="image" if generated else "input")
             except ValueError as error:  # the tokens are not a grid
                 figure = token_figure(shown[1])
                 text += f" No map, because these tokens have no place in the image: {error}."

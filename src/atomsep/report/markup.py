@@ -32,7 +32,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Section:
-    """Rows under a heading; the section's values go into each of its rows of the CSV."""
+    """Rows under a heading, or under none; the section's values go into each row of the CSV."""
 
     title: str
     rows: Sequence[tuple[Cell, ...]]
@@ -74,7 +74,8 @@ class Table:
         lines = [f"### {_pipes(self.title)}", "", _row(self.columns)]
         lines.append("|" + "---|" * len(self.columns))
         for section in self.sections:
-            lines.append(_row([f"*{section.title}*"]) + " |" * (len(self.columns) - 1))
+            if section.title:
+                lines.append(_row([f"*{section.title}*"]) + " |" * (len(self.columns) - 1))
             for row in section.rows:
                 lines.append(_row(f"**{c.text}**" if c.strong else c.text for c in row))
         for note in self.notes:

@@ -70,7 +70,7 @@ def build_page(runs: Sequence[Finished]) -> str:
         f"script-src {_digest(script)}; base-uri 'none'; form-action 'none'",
         version=atomsep.__version__,
         title="atomsep report",
-        about=together(f"{len(runs)} finished runs: {', '.join(names)}"),
+        about=together(f"{len(runs)} finished runs: {' · '.join(names)}"),
         links=together(
             *(element("a", title, href=f"#part-{n}") for n, (title, _) in enumerate(shown))
         ),

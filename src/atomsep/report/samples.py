@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from atomsep.importance.images import to_grid
 from atomsep.report.embedded import png_uri
 from atomsep.report.numbers import signed
 
@@ -31,14 +32,15 @@ def explored(atoms: Atoms, title: str, classes: Sequence[str]) -> dict[str, Any]
         classes: their names; none if there are no classes.
 
     Returns:
-        The title; the size of the grid of tokens, `[1, N]` without images; the charges of all
+        The title; the size of the grid of tokens, `[1, N]` if there is none; the charges of all
         samples; and per sample its class, the predicted one, and an image or tokens.
     """
     charges = np.asarray(atoms.charges, np.float32)
     images: list[Any] = [None] * len(charges)
     tokens: list[Any] = [None] * len(charges)
-    if atoms.images is not None and charges.ndim == 3:
-        images, grid = list(map(data_uri, atoms.images)), charges.shape[1:]
+    maps = _maps(atoms, charges)
+    if maps is not None:
+        images, grid = list(map(data_uri, atoms.images)), maps.shape[1:]
     else:
         tokens, grid = _tokens(atoms, charges), (1, charges[0].size)
     whole = np.rint(np.nan_to_num(charges).clip(-1, 1) * STEPS).astype("<i2")
@@ -56,6 +58,16 @@ def explored(atoms: Atoms, title: str, classes: Sequence[str]) -> dict[str, Any]
             for place in range(len(charges))
         ],
     }
+
+
+def _maps(atoms: Atoms, charges: Any) -> Any:
+    """Charges of images as `(M, h, w)`, those of patches too; None if they are not a grid."""
+    if atoms.images is None:
+        return None
+    try:
+        return to_grid(charges, atoms.images.shape[-2:])
+    except ValueError:
+        return None
 
 
 def _tokens(atoms: Atoms, charges: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from atomsep.report.groups import OF_A_METHOD, Group, assignments
 from atomsep.report.html import Html, element, together
 from atomsep.report.parts import Finished, Part
 from atomsep.report.tables import build_tables
-from atomsep.report.verdict import BETTER, OPEN, WORSE, verdict
+from atomsep.report.verdict import BETTER, OPEN, WORSE, shown_verdict
 
 TINY = "Tiny form on embedded data: it shows that everything runs. The numbers mean nothing."
 HOW_JUDGED = (
@@ -21,6 +21,14 @@ HOW_JUDGED = (
     "the number of methods. No difference shown: it does not. That is no proof that there is none: "
     "more seeds may show one."
 )
+LOSSES = {
+    "method": "loss of the method",
+    "cross-entropy": "cross-entropy loss",
+    "discriminator": "loss of the discriminator",
+    "generator": "loss of the generator",
+}
+"""Titles of the curves whose recorded names do not say that they are losses."""
+
 FIRST_CURVES = 3
 """Charts of curves that are shown at once; the others are folded."""
 
@@ -41,7 +49,7 @@ def verdicts(parts: Sequence[Part]) -> Html:
 
 
 def _verdicts_of(group: Group) -> Html:
-    rows = [(row.title, verdict(group, place)) for place, row in enumerate(group.rows)]
+    rows = [(row.title, shown_verdict(group, place)) for place, row in enumerate(group.rows)]
     judged = [(title, found) for title, found in rows if found is not None]
     if not judged:
         plain = group.rows[0].method == "plain"
@@ -119,7 +127,7 @@ def _in_tables_unit(
     label = next((group.label for group in part.groups if group.metric == name), None)
     experiment = EXPERIMENTS.get(part.main.experiment)
     if label is None or experiment is None or not experiment.percent:
-        return label or name.replace("_", " "), rows
+        return label or LOSSES.get(name, name.replace("_", " ")), rows
     scaled = {
         n: [Point(p.step, 100 * p.mean, 100 * p.low, 100 * p.high) for p in points]
         for n, points in rows.items()

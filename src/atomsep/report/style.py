@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from atomsep.importance.colours import INK, css
+from atomsep.importance.colours import INK
 from atomsep.methods import ATOM_MODELING, METHODS
 
 if TYPE_CHECKING:
@@ -15,7 +15,9 @@ COLUMN, PAGE = 3.25, 6.75
 """Widths of a column and of a page of two columns, in inches."""
 
 FAINT = "#d5d8e2"
-CLASSES = {"A": css(1.0), "B": css(-1.0)}
+CLASSES = {"A": "#7d4fb5", "B": "#a67c00"}
+"""Colours of the mixtures' classes, which are not those of charges."""
+
 GREY, BLUE, GREEN, PALE = "#8a90a2", "#5a7fb8", "#12877a", "#7fbdb4"
 
 STYLE: dict[Any, Any] = {

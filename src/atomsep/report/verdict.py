@@ -13,6 +13,7 @@ SIGNIFICANT = 0.05
 """Corrected p values below this show a difference."""
 
 BETTER, WORSE, OPEN, UNTESTED = "better", "worse", "no difference shown", "not tested"
+TINY = "tiny form"
 
 
 class Verdict(NamedTuple):
@@ -50,6 +51,12 @@ def verdict(group: Group, place: int) -> Verdict | None:
     if found.t_holm >= SIGNIFICANT:
         return Verdict(OPEN, reason)
     return Verdict(BETTER if (found.difference > 0) == group.higher_is_better else WORSE, reason)
+
+
+def shown_verdict(group: Group, place: int) -> Verdict | None:
+    """A verdict as pages show it: runs of the tiny form are neither better nor worse."""
+    found = verdict(group, place)
+    return found._replace(word=TINY) if found is not None and group.tiny else found
 
 
 def summary(group: Group, place: int) -> str:

@@ -27,6 +27,7 @@ from atomsep.experiments.machine import Machine, make_fabric
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.settings import override
 from atomsep.experiments.task import Context, Experiment
+from atomsep.experiments.trained import load_run
 
 PAIRS = [(experiment, method) for experiment in IMAGES for method in experiment.methods]
 
@@ -182,9 +183,12 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_model_of_ones_own_trains(own_module: str, tmp_path: Path) -> None:
-    changes = (f"model={own_module}:make", "layer=1", "stages=4")
-    result, _ = run(OWN_IMAGES, "atom", tmp_path, *changes)
-    assert result["metrics"]["top1"] >= 0
+    """In the tiny form too, whose one stage is for ResNets."""
+    for number, stages in enumerate(((), ("stages=4",))):
+        changes = (f"model={own_module}:make", "layer=1", *stages)
+        result, on_disk = run(OWN_IMAGES, "atom", tmp_path / str(number), *changes)
+        assert result["metrics"]["top1"] >= 0
+        assert len(load_run(on_disk.folder).model) == 6
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")
@@ -193,15 +197,19 @@ def test_a_model_of_ones_own_trains(own_module: str, tmp_path: Path) -> None:
     [
         (["model=resnet81"], "no model 'resnet81' in torchvision; did you mean 'resnet"),
         (["layer=layer1.1.bn9"], "layer 'layer1.1.bn9' matches nothing; did you mean 'layer1.1.bn"),
-        (["model=mobilenet_v3_small"], "stem and stages apply only to torchvision's ResNets"),
-        (["model=alexnet", "stages=4"], "model=alexnet cannot take images of 32 x 32 pixels"),
+        (["model=mobilenet_v3_small"], "layer 'layer1.1.bn2' matches nothing"),
+        (
+            ["model=mobilenet_v3_small", "stages=2"],
+            "stem and stages apply only to torchvision's ResNets",
+        ),
+        (["model=alexnet"], "model=alexnet cannot take images of 32 x 32 pixels"),
         (["image=4"], "image must be at least 16, not 4"),
         (["crop_scale=1.5"], "crop_scale must be at most 1"),
         (["augmentation=crop"], "no choice 'crop' for augmentation; did you mean 'crop-flip'?"),
         (["model=no_such_module:make"], "the module cannot be imported (No module named"),
         (["model=torch.nn:Linar"], "no function 'Linar' in torch.nn; did you mean 'Linear'?"),
-        (["model={own}:no_model", "stages=4"], "must return a torch.nn.Module, not int"),
-        (["model={own}:wrong_width", "stages=4"], "returns (2, 11) for 2 images"),
+        (["model={own}:no_model"], "must return a torch.nn.Module, not int"),
+        (["model={own}:wrong_width"], "returns (2, 11) for 2 images"),
     ],
 )
 def test_bad_settings_are_refused_with_a_sentence(

@@ -33,6 +33,6 @@ def write_importance(path: Path, images: Tensor, importance: Tensor) -> None:
     """
     from atomsep.importance.figure import image_figure
 
-    figure = image_figure(images, importance)
+    figure = image_figure(images, importance, what="image")
     with writing(path), replacing(path) as part:
         figure.savefig(part, format="png")

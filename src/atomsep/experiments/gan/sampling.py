@@ -1,11 +1,13 @@
 """Samples of a generator: in training, and of a finished run.
 
-The networks are never in eval mode: a sample is normalised by the statistics of its batch.
+The generator is in training mode whenever it draws a sample, which is normalised by the statistics
+of its batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -32,7 +34,7 @@ def generate(
     noise: Tensor,
     weights: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
-    """Images of a batch of noise, as bytes; leaves the generator as it is.
+    """Images of a batch of noise, as bytes; leaves the generator and its mode as they are.
 
     Args:
         fabric: device and precision.
@@ -41,8 +43,20 @@ def generate(
         weights: parameters and buffers to use in place of the generator's own.
     """
     noise = noise.to(next(generator.parameters()))
-    with fabric.autocast(), untouched_statistics(generator):
+    with fabric.autocast(), _training(generator), untouched_statistics(generator):
         return as_bytes(functional_call(generator, dict(weights or {}), (noise,)))
+
+
+@contextmanager
+def _training(model: nn.Module) -> Iterator[None]:
+    """A block in which a model is in training mode, whatever mode it is in."""
+    modes = {module: module.training for module in model.modules()}
+    model.train()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def draw_noise(count: int, length: int, seed: int, purpose: str) -> Tensor:

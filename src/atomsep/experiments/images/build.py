@@ -45,9 +45,7 @@ def build(
     train, held_out = read_digits(context, *digits) if context.tiny else read(context)
     classes, cuda = len(train.classes), context.fabric.device.type == "cuda"
     with seeded(context.seed, "initial weights"):
-        model = make_image_model(
-            settings.model, classes, stem=settings.stem, stages=settings.stages
-        )
+        model = make_network(settings, classes, tiny=context.tiny)
     check_image_model(settings.model, model, settings.image, classes)
     if cuda:
         model = model.to(memory_format=torch.channels_last)
@@ -76,12 +74,17 @@ def build(
     )
 
 
+def make_network(settings: ImageSettings, classes: int, *, tiny: bool) -> nn.Module:
+    """The untrained classifier that settings describe."""
+    stem, stages = settings.stem, settings.stages
+    return make_image_model(settings.model, classes, stem=stem, stages=stages, tiny=tiny)
+
+
 def load(saved: Saved) -> TrainedClassifier:
     """The trained classifier of a run."""
     settings: ImageSettings = saved.settings
-    model = make_image_model(
-        settings.model, len(saved.need("classes")), stem=settings.stem, stages=settings.stages
-    )
+    tiny = saved.result.get("tiny", False)
+    model = make_network(settings, len(saved.need("classes")), tiny=tiny)
     if saved.fabric.device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)
     model = saved.weights_into(model, "model")

@@ -9,11 +9,11 @@ from torch import nn
 
 from atomsep.experiments.entry_points import is_entry_point, make_module
 from atomsep.experiments.errors import ExperimentError, unknown
-from atomsep.experiments.images.experiments import STAGES, STEMS
+from atomsep.experiments.images.experiments import STAGES, STEMS, TINY
 
 
 def make_image_model(
-    name: str, classes: int, *, stem: str = "imagenet", stages: int = STAGES
+    name: str, classes: int, *, stem: str = "imagenet", stages: int = STAGES, tiny: bool = False
 ) -> nn.Module:
     """A classifier with fresh weights.
 
@@ -24,6 +24,7 @@ def make_image_model(
         stem: "cifar" gives a ResNet that starts with a 3 x 3 convolution of stride 1 and no
             pooling, for small images.
         stages: number of stages of a ResNet to keep, from the first.
+        tiny: whether the run is of the tiny form, whose own number of stages is for ResNets alone.
 
     Raises:
         ExperimentError: there is no such model, or it is not a ResNet and `stem` or `stages` are
@@ -33,11 +34,14 @@ def make_image_model(
         >>> make_image_model("resnet18", 10, stem="cifar").conv1.stride
         (1, 1)
     """
+    from torchvision.models import ResNet
+
     if is_entry_point(name):
         model = make_module("model", name, num_classes=classes)
     else:
         model = _of_torchvision(name, classes)
-    if (stem, stages) != (STEMS[0], STAGES):
+    of_form = TINY["stages"] if tiny and not isinstance(model, ResNet) else STAGES
+    if (stem, stages) not in ((STEMS[0], STAGES), (STEMS[0], of_form)):
         _change_resnet(name, model, classes, stem, stages)
     return model
 
