@@ -9,8 +9,10 @@ import torch
 from by_hand import WEIGHT, plain_loss, resnet
 from shares_by_hand import MODELS, classify, expected, shares
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import atomsep
+from atomsep.hooks.watch import Watch
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -76,6 +78,41 @@ def test_separate_backward_passes_and_several_layers() -> None:
     loss.backward()
     apart = {name: shares(each) for name, each in attachment.stats.items()}
     assert apart["layer2.1.bn2"] == pytest.approx([share / 2 for share in of_one])  # of a mean
+
+
+def test_an_early_layer_is_compared_with_the_task_and_the_terms_of_later_ones() -> None:
+    torch.manual_seed(0)
+    parts = (nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Flatten(), nn.Linear(40, 2))
+    model, values = nn.Sequential(*parts).double(), torch.randn(4, 5, 3, dtype=torch.float64)
+    early = model[0](values).detach().requires_grad_()
+    late = model[1:3](early)
+    task = model[3:](late).logsumexp(1).sum()
+    terms = [WEIGHT / 2 * plain_loss(latent) for latent in (early, late)]  # of a mean
+    [own] = torch.autograd.grad(terms[0], early)
+    [arriving] = torch.autograd.grad(task + terms[1], early, retain_graph=True)
+    [of_task] = torch.autograd.grad(task, early)
+    attachment = atomsep.attach(model, ["0", "2"], weight=WEIGHT, watch_gradients=True)
+    (model(values).logsumexp(1).sum() + attachment.loss()).backward()
+    share = attachment.stats["0"]["gradient_share"]
+    assert share == pytest.approx(float(own.norm() / arriving.norm()))
+    assert share != pytest.approx(float(own.norm() / of_task.norm()), rel=1e-3)
+
+
+def test_nobody_waits_before_the_shares_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake tensor has no values: whoever asks for one, which would wait for a GPU, fails."""
+    monkeypatch.setattr(Watch, "look", lambda *_: None)  # looks at values later, with events
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Flatten(), nn.Linear(40, 2))
+        attachment = atomsep.attach(model, "0", watch_gradients=True)
+        for _ in range(2):
+            (model(torch.randn(4, 5, 3)).logsumexp(1).sum() + attachment.loss()).backward()
+        [tap] = attachment._taps
+        measured = tap.forwards.read().strength
+        assert measured is not None
+        assert measured.own is not None
+        assert measured.task is not None
+        with pytest.raises(DataDependentOutputException):
+            tap.gradient_shares()
 
 
 def test_shares_belong_to_the_last_backward_pass() -> None:
