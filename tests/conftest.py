@@ -31,7 +31,7 @@ settings.load_profile("atomsep")
 SLOW = {
     *("cli/test_cli.py", "cli/test_demo.py", "cli/test_start.py", "test_examples.py"),
     "cli/test_two_processes.py",
-    *(f"core/kernels/test_{name}.py" for name in ("kernel_ops", "origin")),
+    *(f"core/kernels/test_{name}.py" for name in ("kernel_ops", "origin", "strength_kernels")),
     *("core/kernels/test_measure_kernels.py", "core/kernels/test_pairs_kernels.py"),
     *(f"experiments/test_{name}.py" for name in ("cache", "full_disk", "graphs", "kills")),
     *(f"experiments/test_{name}.py" for name in ("own_experiments", "runs", "trained", "training")),

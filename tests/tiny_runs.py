@@ -28,10 +28,16 @@ def run(
     return result, Run(key.folder(root))
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics that a run has written so far."""
+SHARES = {"gradient_share", "gradient_share_charge", "gradient_share_positions"}
+
+
+def read_metrics(folder: Path, *, start: bool = False) -> list[dict[str, Any]]:
+    """The lines of metrics that a run has written so far; with `start` that of its first step."""
     file = Run(folder).metrics
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    if not file.exists():
+        return []
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return [line for line in lines if start or line.keys() - {"epoch", "step", "seconds"} - SHARES]
 
 
 def train_and_check(experiment: Experiment, method: str, root: Path) -> dict[str, float]:

@@ -73,7 +73,7 @@ def test_decoding_images_is_shown_and_done_once(
 @pytest.mark.parametrize(
     ("weight", "hint"),
     [
-        ("1000", "large, and the model may not learn the task"),
+        ("1000", "large: the method outweighs the task"),
         ("0.00001", "small, and may have no"),
     ],
 )

@@ -35,8 +35,11 @@ def test_a_crashed_run_continues_and_ends_bit_for_bit_as_an_unbroken_one(
             train(SYNTHETIC, key, tmp_path / "broken", machine, StopAt(epoch))
     broken = train(SYNTHETIC, key, tmp_path / "broken", machine)
     assert broken["metrics"] == unbroken["metrics"]
-    lines = [read_metrics(key.folder(tmp_path / each)) for each in ("unbroken", "broken")]
+    folders = [key.folder(tmp_path / each) for each in ("unbroken", "broken")]
+    lines = [read_metrics(folder, start=True) for folder in folders]
+    assert [line["step"] for line in lines[0]] == [1, 4, 8, 12, 16]
     assert [without_times(x) for x in lines[0]] == [without_times(x) for x in lines[1]]
+    assert broken["strength_at_start"] == unbroken["strength_at_start"] != {}
     for name, value in weights(key, tmp_path / "broken").items():
         assert torch.equal(value, weights(key, tmp_path / "unbroken")[name]), name
 
@@ -64,6 +67,17 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
         ExperimentError, match="checkpoint.pt cannot be used .* remove it to start the run over"
     ):
         run(key, tmp_path)
+
+
+def test_a_run_that_crashed_before_its_first_checkpoint_has_one_line_of_its_start(
+    tmp_path: Path,
+) -> None:
+    key = tiny("atom")
+    with pytest.raises(MemoryError):
+        train(SYNTHETIC, key, tmp_path, Machine(tensorboard=False), StopAt(1))
+    assert [line["step"] for line in read_metrics(key.folder(tmp_path), start=True)] == [1]
+    run(key, tmp_path)
+    assert [line["step"] for line in read_metrics(key.folder(tmp_path), start=True)] == [1, 4, 8]
 
 
 def spoil_nothing(state: dict[str, Any]) -> None:

@@ -83,7 +83,7 @@ def test_predictions_reproduce_every_test_metric(
         assert found == expected if main else found == pytest.approx(expected, abs=2e-6), metric
     assert {each.name for each in predictions} <= set(run.classes)
     assert all((each.importance is None) == (method != "atom") for each in predictions)
-    assert [line["metrics"] for line in run.curves][-1] == run.result["metrics"]
+    assert run.curves[-1]["metrics"] == run.result["metrics"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from mixture_runs import SAMPLED, SYNTHETIC, StopAt, run, tiny, weights, without_times
-from tiny_runs import read_metrics
+from tiny_runs import SHARES, read_metrics
 from torch import Tensor
 
 from atomsep.experiments.errors import ExperimentError
@@ -32,17 +32,26 @@ def test_the_result_file_tells_the_whole_story(tmp_path: Path) -> None:
     assert result["versions"]["torch"] == torch.__version__.split("+")[0]
     assert result["machine"]["threads"] >= 1
     assert result["commit"] is None or len(result["commit"].rstrip("+")) == 40
-    names = {"gradient_share", "gradient_share_charge", "gradient_share_positions"}
-    assert result["strength_at_start"].keys() == names
+    assert result["strength_at_start"].keys() == SHARES
     assert all(share > 0 for share in result["strength_at_start"].values())
     assert result["tiny"] is True
-    lines = read_metrics(folder)
+    first, *lines = read_metrics(folder, start=True)
+    assert without_times(first) == {"epoch": 1, "step": 1, **result["strength_at_start"]}
     assert [(line["epoch"], line["step"]) for line in lines] == [(1, 4), (2, 8)]
-    assert all(names < line.keys() for line in lines)
+    assert all(line.keys() > SHARES for line in lines)
     assert lines[-1] == result["last_epoch"]
     assert result["broken_down"] is None
     assert not (folder / "checkpoint.pt").exists()
     assert set(weights(key, tmp_path)) == {"embed.weight", "embed.bias", "head.weight", "head.bias"}
+
+
+def test_a_first_step_that_is_an_end_has_one_line(tmp_path: Path) -> None:
+    key = tiny("atom", 0, "epochs=2", "batch=256")
+    result = run(key, tmp_path)
+    first, last = read_metrics(key.folder(tmp_path), start=True)
+    assert (first["step"], last["step"]) == (1, 2)
+    assert {name: first[name] for name in SHARES} == result["strength_at_start"]
+    assert "metrics" in first
 
 
 def test_the_result_can_be_the_mean_over_the_last_epochs(tmp_path: Path) -> None:
@@ -172,6 +181,8 @@ def test_tensorboard_gets_every_line_once(tmp_path: Path) -> None:
     events.Reload()
     for name in ("cross-entropy", "method", "accuracy"):
         assert [event.step for event in events.Scalars(name)] == [4, 8, 12]
+    for name in SHARES:
+        assert [event.step for event in events.Scalars(name)] == [1, 4, 8, 12]
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path) -> None:

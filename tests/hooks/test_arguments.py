@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -23,6 +24,10 @@ from atomsep import AtomLoss
         ({"weight": "0.1"}, r"weight must be a number, not '0.1' \(str\)"),
         ({"weight": None}, "weight must be a number, not None"),
         ({"weight": True}, r"weight must be a number, not True \(bool\)"),
+        ({"weight": torch.ones(2)}, r"weight must be a number, not tensor\(\[1., 1.\]\)"),
+        ({"weight": np.ones(2)}, r"weight must be a number, not array\(\[1., 1.\]\)"),
+        ({"watch_gradients": "no"}, "watch_gradients must be True or False, not 'no'"),
+        ({"watch_gradients": None}, "watch_gradients must be True or False, not None"),
         ({"target": 0}, r"dotted name of a layer.*not 0; did you mean '0'\?"),
         ({"target": ["0", 7]}, r"a list of these, not 7$"),
         ({"target": None}, "not None"),
@@ -50,6 +55,15 @@ def test_choices_that_do_not_exist(arguments: dict[str, Any], message: str) -> N
 def test_a_weight_may_be_a_tensor() -> None:
     attachment = atomsep.attach(mlp(), "0", weight=torch.tensor(0.5))  # type: ignore[arg-type]
     assert attachment.weight == 0.5
+
+
+def test_whether_to_watch_may_be_what_a_comparison_gives() -> None:
+    attachment = atomsep.attach(mlp(), "0", watch_gradients=np.int64(3) < 10)  # type: ignore[arg-type]
+    assert attachment.watch_gradients is True
+    attachment.watch_gradients = torch.tensor(30) < 10  # type: ignore[assignment]
+    assert attachment.watch_gradients is False
+    with pytest.raises(TypeError, match="must be True or False, not 'yes'"):
+        attachment.watch_gradients = "yes"  # type: ignore[assignment]
 
 
 # A layer without tokens

@@ -161,6 +161,15 @@ def test_a_whole_step_in_one_graph() -> None:
         assert attachment.stats == pytest.approx(stats)
 
 
+def test_a_compiled_step_does_not_show_the_share_of_an_eager_one() -> None:
+    model = mlp()
+    attachment = atomsep.attach(model, "0", watch_gradients=True)
+    for run, watched in ((model, True), (wrapped(model), False), (model, True)):
+        (run(batch()).logsumexp(1).mean() + attachment.loss()).backward()
+        assert ("gradient_share" in attachment.stats) is watched
+        assert attachment.stats["training"] == 1
+
+
 def test_pausing_a_compiled_model() -> None:
     model = mlp()
     run = wrapped(model)

@@ -2,82 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from by_hand import WEIGHT, as_tokens, bert, bert_batch, plain_loss, resnet
+from by_hand import WEIGHT, plain_loss, resnet
+from shares_by_hand import MODELS, classify, expected, shares
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import atomsep
-from atomsep.experiments.gan.dcgan import Discriminator, Generator
-
-Run = Callable[[nn.Module], Tensor]
-"""Runs a model, and returns the task's loss."""
-
-
-def classify(model: nn.Module) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(6, 3, 32, 32, generator=generator).to(next(model.parameters()))
-    return F.cross_entropy(model(images).double(), torch.arange(6) % 5)
-
-
-def generate(model: nn.Module) -> Tensor:
-    torch.manual_seed(1)
-    like = next(model.parameters())
-    critic, noise = Discriminator(1, 4).to(like), torch.randn(4, 8, 1, 1).to(like)
-    logits = critic(model(noise))
-    return F.binary_cross_entropy_with_logits(logits.double(), torch.ones(4).double())
-
-
-def read(model: nn.Module) -> Tensor:
-    loss: Tensor = model(**bert_batch()).loss.double()
-    return loss
-
-
-def dcgan() -> nn.Module:
-    torch.manual_seed(0)
-    return Generator(1, 4, 8).double()
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], str, Run]] = {
-    "ResNet-18": (resnet, "layer1.1.bn2", classify),
-    "ResNet-18, conv1": (resnet, "conv1", classify),
-    "DCGAN": (dcgan, "main.10", generate),
-    "BERT": (bert, "bert.encoder.layer.0", read),
-}
-
-
-def expected(model: nn.Module, layer: str, run: Run, autocast: bool = False) -> list[float]:
-    """Whole, charge and positions, from two gradients of a model without hooks."""
-    seen: list[Tensor] = []
-
-    def keep(module: nn.Module, args: Any, output: Any) -> Any:
-        seen.append(output[0] if isinstance(output, tuple) else output)
-        copied = seen[0].clone()  # which the model may overwrite
-        return (copied, *output[1:]) if isinstance(output, tuple) else copied
-
-    model = copy.deepcopy(model)
-    model.get_submodule(layer).register_forward_hook(keep)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        task = run(model)
-    [latent] = seen
-    is_map = latent.dim() == 4
-    mask = None if is_map else bert_batch()["attention_mask"].bool()
-    loss = WEIGHT * plain_loss(as_tokens(latent) if is_map else latent, mask)
-    gradients = [torch.autograd.grad(part, latent, retain_graph=True)[0] for part in (loss, task)]
-    own, arriving = (as_tokens(grad) if is_map else grad for grad in gradients)
-    own, arriving = own.double(), arriving.double()
-    parts = [lambda grad: grad, lambda grad: grad[..., 0], lambda grad: grad[..., 1:]]
-    return [float(part(own).norm() / part(arriving).norm()) for part in parts]
-
-
-def shares(stats: dict[str, float]) -> list[float]:
-    return [stats[f"gradient_share{part}"] for part in ("", "_charge", "_positions")]
+from atomsep.hooks.watch import Watch
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -143,6 +78,41 @@ def test_separate_backward_passes_and_several_layers() -> None:
     loss.backward()
     apart = {name: shares(each) for name, each in attachment.stats.items()}
     assert apart["layer2.1.bn2"] == pytest.approx([share / 2 for share in of_one])  # of a mean
+
+
+def test_an_early_layer_is_compared_with_the_task_and_the_terms_of_later_ones() -> None:
+    torch.manual_seed(0)
+    parts = (nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Flatten(), nn.Linear(40, 2))
+    model, values = nn.Sequential(*parts).double(), torch.randn(4, 5, 3, dtype=torch.float64)
+    early = model[0](values).detach().requires_grad_()
+    late = model[1:3](early)
+    task = model[3:](late).logsumexp(1).sum()
+    terms = [WEIGHT / 2 * plain_loss(latent) for latent in (early, late)]  # of a mean
+    [own] = torch.autograd.grad(terms[0], early)
+    [arriving] = torch.autograd.grad(task + terms[1], early, retain_graph=True)
+    [of_task] = torch.autograd.grad(task, early)
+    attachment = atomsep.attach(model, ["0", "2"], weight=WEIGHT, watch_gradients=True)
+    (model(values).logsumexp(1).sum() + attachment.loss()).backward()
+    share = attachment.stats["0"]["gradient_share"]
+    assert share == pytest.approx(float(own.norm() / arriving.norm()))
+    assert share != pytest.approx(float(own.norm() / of_task.norm()), rel=1e-3)
+
+
+def test_nobody_waits_before_the_shares_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake tensor has no values: whoever asks for one, which would wait for a GPU, fails."""
+    monkeypatch.setattr(Watch, "look", lambda *_: None)  # looks at values later, with events
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Flatten(), nn.Linear(40, 2))
+        attachment = atomsep.attach(model, "0", watch_gradients=True)
+        for _ in range(2):
+            (model(torch.randn(4, 5, 3)).logsumexp(1).sum() + attachment.loss()).backward()
+        [tap] = attachment._taps
+        measured = tap.forwards.read().strength
+        assert measured is not None
+        assert measured.own is not None
+        assert measured.task is not None
+        with pytest.raises(DataDependentOutputException):
+            tap.gradient_shares()
 
 
 def test_shares_belong_to_the_last_backward_pass() -> None:

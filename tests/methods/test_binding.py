@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import atomsep
-from atomsep.methods import SSCL, VQ, Atom, Hinge, SimCLR
+from atomsep.methods import SSCL, VQ, Atom, Hinge, SimCLR, make_method
 
 AXES = {
     "channels_first": lambda tokens: tokens.transpose(1, 2),
@@ -124,3 +124,25 @@ def test_the_state_of_atom_modeling_holds_its_draws() -> None:
     second.load_state_dict(first.state_dict())
     assert second(batch()) == first(batch())
     assert second(batch()) != Atom(pairs="sampled", seed=3)(batch())
+
+
+@pytest.mark.parametrize("name", ["koleo", "atom", "mode-seeking"])
+@pytest.mark.parametrize(
+    ("weight", "error", "message"),
+    [
+        (-1.0, ValueError, "weight must be a finite number of at least 0, not -1.0"),
+        (float("nan"), ValueError, "weight must be a finite number of at least 0, not nan"),
+        (float("inf"), ValueError, "weight must be a finite number of at least 0, not inf"),
+        ("x", TypeError, r"weight must be a number, not 'x' \(str\)"),
+        (torch.ones(2), TypeError, r"weight must be a number, not tensor\(\[1., 1.\]\)"),
+    ],
+)
+def test_what_attach_refuses_as_a_weight_is_refused_here_too(
+    name: str, weight: Any, error: type[Exception], message: str
+) -> None:
+    bound, method = model(), make_method(name, features=3)
+    assert method is not None
+    with pytest.raises(error, match=message):
+        method.bind(bound, "0", weight=weight)
+    assert not any(each._forward_hooks or each._forward_pre_hooks for each in bound.modules())
+    method.bind(bound, "0", weight=0)

@@ -244,6 +244,10 @@ def test_curves_are_means_over_the_seeds_that_have_them(tmp_path: Path) -> None:
     assert list(curves) == ["top1", "cross-entropy"]
     assert curves["cross-entropy"][0] == Point(5, pytest.approx(3.1), 3.0, pytest.approx(3.2))
     assert curves["top1"][-1] == Point(50, 0.5, 0.5, 0.5)
+    started = [{"step": 1, "share": 3.0}, {"step": 5, "loss": 2.0, "share": 1.0}]
+    curves = average_curves([started])
+    assert list(curves) == ["loss", "share"], "in the order of the whole lines"
+    assert [point.step for point in curves["share"]] == [1, 5]
     lines = [{"step": step, "loss": float(step)} for step in range(1000)]
     [long] = average_curves([lines]).values()
     assert len(long) == MOST_POINTS

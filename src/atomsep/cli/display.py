@@ -92,7 +92,7 @@ class TrainingDisplay(_Display, Listener):
         share, rate = "{task.percentage:>3.0f} %", "{task.fields[rate]}"
         super().__init__(console, BarColumn(20), share, TimeRemainingColumn(), "left", losses, rate)
         self.bar = self.add_task("", total=None, losses="starting", rate="")
-        self.share, self.hinted = "", False
+        self.share, self.hinted, self.weighted = "", False, True
 
     def decoded(self, done: int, total: int) -> None:
         """Move the bar while images are decoded."""
@@ -105,24 +105,32 @@ class TrainingDisplay(_Display, Listener):
         if done:
             sentence += f", from its checkpoint: {done} of {total} steps are done"
         self.say(sentence)
+        self.weighted = key.settings.weight != 0
         self.update(self.bar, total=total, completed=done, losses="")
 
-    def strength(self, shares: Mapping[str, float], epoch: int) -> None:
+    def strength(self, shares: Mapping[str, float], step: int) -> None:
         """Show how strong the method's gradient is at its layer, with a hint if that is odd."""
         whole, hint = shares["gradient_share"], ""
         parts = [share for name, share in shares.items() if name != "gradient_share"]
         if whole > HIGH:
-            hint = ". This is large, and the model may not learn the task: try a smaller weight"
-        elif whole < LOW:
-            hint = ". This is small, and may have no effect: try a larger weight"
+            hint = (
+                ". This is large: the method outweighs the task at this layer. If the model does "
+                "not learn the task, compare with a smaller weight"
+            )
+        elif whole < LOW and self.weighted:
+            hint = ". This is small, and may have no effect: compare with a larger weight"
         detail = " ({:.2g} in the charge, {:.2g} in the positions)".format(*parts) if parts else ""
-        if epoch == 0 or (hint and not self.hinted):
-            when = f"At the end of epoch {epoch}" if epoch else "At the first step"
+        if not self.share or (hint and not self.hinted):
+            when = "At the first step" if step == 1 else f"After {counted(step, 'step')}"
             self.say(
                 f"{when} the method's gradient at its layer is {whole:.2g} times the task's"
                 f"{detail}{hint}"
             )
         self.share, self.hinted = f", gradient share {whole:.2g}", bool(hint)
+
+    def no_strength(self, why: str) -> None:
+        """Print the sentence."""
+        self.say(why)
 
     def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
         """Move the bar."""

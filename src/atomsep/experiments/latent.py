@@ -83,7 +83,7 @@ class MethodOnLayer:
         features: int = 0,
     ) -> None:
         settings, self.fabric = context.settings, context.fabric
-        self.graphed: bool = settings.graph
+        self.graphed, self.compiled = settings.graph, settings.compile
         self.method: Method | None = None
         self.binding: Binding | None = None
         if context.method == "plain":
@@ -163,6 +163,20 @@ class MethodOnLayer:
         found: dict[str, float] = getattr(self, what)
         finite = {name: round(value, 7) for name, value in found.items() if math.isfinite(value)}
         return finite if what == "stats" or len(finite) == len(found) else {}
+
+    def why_no_shares(self) -> str:
+        """A sentence for a first step without shares; empty for methods that never have any."""
+        if self.binding is None or type(self.binding).gradient_shares is Binding.gradient_shares:
+            return ""
+        start = "At the first step there is no share of the method's gradient: "
+        found = self.gradient_shares
+        if self.compiled and not found:
+            return f"{start}compile=true leaves it out. A short run without compile=true shows it"
+        if not found:
+            return f"{start}no gradient of the task arrives at the layer"
+        if found["gradient_share"] == math.inf:
+            return f"{start}the task's gradient at the layer is zero in this step; see later ones"
+        return f"{start}a gradient at the layer is zero or not finite in this step; see later ones"
 
     def state_dict(self) -> dict[str, Any]:
         """The method's state, which is all that a resumed run needs."""

@@ -24,8 +24,11 @@ class Listener:
     def started(self, key: RunKey, done: int, total: int) -> None:
         """Training starts or continues, with `done` of `total` steps done."""
 
-    def strength(self, shares: Mapping[str, float], epoch: int) -> None:
-        """The method's gradient over the task's at the layer; epoch 0 is a run's first step."""
+    def strength(self, shares: Mapping[str, float], step: int) -> None:
+        """The method's gradient over the task's at the layer, in this step of the whole run."""
+
+    def no_strength(self, why: str) -> None:
+        """Why the first step shows no such share, as a sentence."""
 
     def progressed(self, done: int, total: int, parts: Mapping[str, float], rate: float) -> None:
         """Steps done, means of the loss's parts, and samples per second."""

@@ -2,7 +2,7 @@
 
     runs/flowers/atom-1a2b3c4d/seed-0/
         config.json     what was asked for, names of the classes, versions, commit, machine
-        metrics.jsonl   a line per epoch and per evaluation
+        metrics.jsonl   a line per epoch and per evaluation; the gradient share of the first step
         checkpoint.pt   where to continue from; removed when the run is finished
         model.pt        state dictionaries of the trained models, by name
         encoder/        tokenizer and configuration of the encoder, for text

@@ -185,9 +185,11 @@ def _checked(key: str, value: Any, kind: Any, metadata: Mapping[str, Any]) -> An
         raise unknown("choice", str(value), map(str, choices), f"for {key}")
     if high is None and kind is int:
         high = LARGEST
+    if kind is float and not math.isfinite(value):
+        raise ExperimentError(f"{key} must be a finite number, not {value}")
     if high is not None and value > high:
         raise ExperimentError(f"{key} must be at most {high}, not {value}")
-    if low is not None and not (math.isfinite(value) and value >= low):
+    if low is not None and value < low:
         raise ExperimentError(f"{key} must be at least {low:g}, not {value}")
     return value
 

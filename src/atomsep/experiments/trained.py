@@ -138,6 +138,8 @@ class TrainedRun:
     def curves(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`: losses, statistics and metrics over the course of the run.
 
+        The line of the first step, if there is one, has only the shares of the method's gradient.
+
         The metrics are those of the test samples. Do not choose a model by them.
         """
         text = Run(self.folder).metrics.read_text(encoding="utf-8")

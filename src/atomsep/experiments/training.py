@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,9 +145,9 @@ class Loop:
             if task.on_layer is not None:
                 task.on_layer.watch(first or ends)
             self.meter.add(task.step(batch, self._done() / self.total))
-            if first:
-                self._report_strength()
             self.step += 1
+            if first:
+                self._report_strength(start, board)
             seen += self.key.settings.batch
             now = time.monotonic()
             if ends or now - read >= READ_EVERY:
@@ -183,10 +184,18 @@ class Loop:
     def _measured(self, what: str) -> dict[str, float]:
         return {} if self.task.on_layer is None else self.task.on_layer.measured(what)
 
-    def _report_strength(self) -> None:
+    def _report_strength(self, start: float, board: Board) -> None:
+        """Show the first step's share; a line of its own has it, unless the line of an end does."""
         self.about["strength_at_start"] = shares = self._measured("gradient_shares")
-        if shares:
-            self.listener.strength(shares, 0)
+        if not shares:
+            why = "" if self.task.on_layer is None else self.task.on_layer.why_no_shares()
+            if why:
+                self.listener.no_strength(why)
+        elif self._done() not in self.line_ends:
+            self.listener.strength(shares, self._done())
+            self._add_line({"epoch": self.epoch + 1, "step": self._done(), **shares}, start)
+            for name, value in shares.items():
+                board.add(name, value, self._done())
 
     def _done(self) -> int:
         return self.epoch * self.task.steps + self.step
@@ -232,7 +241,8 @@ class Loop:
         self.meter.load(state["meter"])
         self.lines, self.seconds = list(state["lines"]), float(state["seconds"])
         expected = sorted(end for end in self.line_ends if end <= self._done())
-        if [json.loads(line)["step"] for line in self.lines] != expected:
+        steps = [json.loads(line)["step"] for line in self.lines]
+        if steps not in (expected, [1, *expected]):  # some have a line of the first step
             raise ValueError(f"the lines of metrics are not those of {self._done()} steps")
         if state["strength_at_start"] is not None:
             self.about["strength_at_start"] = state["strength_at_start"]
@@ -244,7 +254,7 @@ class Loop:
         shares = self._measured("gradient_shares")
         losses = self.meter.means() | self._measured("stats") | shares
         if shares:
-            self.listener.strength(shares, self.epoch + 1)
+            self.listener.strength(shares, step)
         line: dict[str, Any] = {"epoch": self.epoch + 1, "step": step, **losses}
         if step in self.evaluations:
             line["metrics"] = metrics = self.task.evaluate()
@@ -253,9 +263,12 @@ class Loop:
                 board.add_atoms(atoms, step)
         for name, value in {**losses, **metrics}.items():
             board.add(name, value, step)
-        line["seconds"] = round(time.monotonic() - start, 3)
-        self.lines.append(json.dumps(line))
+        self._add_line(line, start)
         self.meter = Meter()
+
+    def _add_line(self, line: Mapping[str, Any], start: float) -> None:
+        seconds = round(time.monotonic() - start, 3)
+        self.lines.append(json.dumps({**line, "seconds": seconds}))
         self._write_lines()
 
     def _write_lines(self) -> None:
@@ -270,7 +283,7 @@ class Loop:
         return nullcontext(Board())
 
     def _finish(self, start: float) -> dict[str, Any]:
-        lines = [json.loads(line) for line in self.lines]
+        lines = [line for line in map(json.loads, self.lines) if line["step"] in self.line_ends]
         found = [line["metrics"] for line in lines if "metrics" in line]
         last = found[-self.key.settings.average_last :]
         metrics = {

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, NamedTuple
 
-from torch import Tensor
-
 from atomsep.core.loss import AtomLoss
 
 Runs = Literal["last", "mean"]
@@ -54,12 +52,27 @@ def check_weight(weight: Any) -> float:
         TypeError: it is not a number.
         ValueError: it is negative or not finite.
     """
-    number = isinstance(weight, Tensor) or hasattr(weight, "__float__")
-    if isinstance(weight, (str, bytes, bool)) or not number:
-        raise TypeError(f"weight must be a number, not {weight!r} ({type(weight).__name__})")
-    if not (math.isfinite(weight) and weight >= 0):
+    wrong = f"weight must be a number, not {weight!r} ({type(weight).__name__})"
+    if isinstance(weight, (str, bytes, bool)):
+        raise TypeError(wrong)
+    try:
+        number = float(weight)
+    except (TypeError, ValueError, RuntimeError):  # tensors and arrays of several numbers, too
+        raise TypeError(wrong) from None
+    if not (math.isfinite(number) and number >= 0):
         raise ValueError(f"weight must be a finite number of at least 0, not {weight!r}")
-    return float(weight)
+    return number
+
+
+def check_watch(watch: Any) -> bool:
+    """Whether to watch gradients, as True or False.
+
+    Raises:
+        TypeError: it is neither, for example a word.
+    """
+    if watch not in (True, False):
+        raise TypeError(f"watch_gradients must be True or False, not {watch!r}")
+    return bool(watch)
 
 
 def check_conduct(runs: Any, missing: Any, in_eval: Any) -> Conduct:

@@ -22,6 +22,7 @@ from atomsep.hooks.arguments import (
     Runs,
     check_conduct,
     check_loss_argument,
+    check_watch,
     check_weight,
 )
 from atomsep.hooks.losses import mean_of
@@ -132,7 +133,6 @@ class Attachment:
     Attributes:
         criterion (AtomLoss): the loss with its settings and learned maps.
         model (nn.Module): the model it is attached to.
-        watch_gradients (bool): whether the next forwards are watched for `stats`.
         conduct (tuple): `runs`, `missing` and `in_eval`.
     """
 
@@ -164,6 +164,15 @@ class Attachment:
     @weight.setter
     def weight(self, value: float) -> None:
         self._weight = check_weight(value)
+
+    @property
+    def watch_gradients(self) -> bool:
+        """Whether the next forwards are watched for `stats`; can be changed at any step."""
+        return self._watch_gradients
+
+    @watch_gradients.setter
+    def watch_gradients(self, value: bool) -> None:
+        self._watch_gradients = check_watch(value)
 
     @property
     def layers(self) -> list[str]:

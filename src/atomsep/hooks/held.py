@@ -84,6 +84,7 @@ class Held:
                 self.charge = None if other.charge is None else other.charge.clone()
             self.read_as, self.idle_reason, self.depth = other.read_as, other.idle_reason, 0
             self.training = other.training
+            self.strength = None  # which compiled forwards do not measure
         other.statistics = other.taken = other.seen = other.charge = None
         other.earlier = ()
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from atomsep.checks import check_latent, count_tokens
 from atomsep.core.layout import Axes
 from atomsep.functional import widen
+from atomsep.hooks.arguments import check_weight
 from atomsep.hooks.mask_hosts import MaskSource
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.targets import Key, Target, find_layers
@@ -126,7 +127,9 @@ class Method(nn.Module, ABC):
             The binding, which gives the weighted loss of each training forward.
 
         Raises:
-            ValueError: the name matches no layer, or several and the method acts on one.
+            ValueError: the name matches no layer, or several and the method acts on one; or the
+                weight is negative or not finite.
+            TypeError: the weight is not a number.
 
         Example:
             >>> from atomsep.methods import SSCL
@@ -136,6 +139,7 @@ class Method(nn.Module, ABC):
             >>> (logits.logsumexp(1).mean() + binding.loss()).backward()
             >>> binding.detach()
         """
+        weight = check_weight(weight)
         layers = find_layers(model, layer)
         if len(layers) > 1:
             raise ValueError(

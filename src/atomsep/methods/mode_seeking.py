@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from atomsep.functional import widen
+from atomsep.hooks.arguments import check_weight
 from atomsep.hooks.targets import Target
 from atomsep.methods.base import Method
 from atomsep.methods.binding import Binding
@@ -89,8 +90,12 @@ class ModeSeeking(Method):
                 [`Method.bind`][atomsep.methods.Method.bind].
             weight: factor of the loss.
             **how: ignored.
+
+        Raises:
+            ValueError: the weight is negative or not finite.
+            TypeError: the weight is not a number.
         """
-        return GeneratorBinding(self, model, weight)
+        return GeneratorBinding(self, model, check_weight(weight))
 
 
 class GeneratorBinding(Binding):

@@ -51,7 +51,8 @@ def average_curves(runs: Iterable[Iterable[Mapping[str, Any]]]) -> dict[str, lis
     """
     metrics: dict[str, dict[int, list[float]]] = {}
     others: dict[str, dict[int, list[float]]] = {}
-    for line in (line for lines in runs for line in lines):
+    # Backwards, because the first line of a run may have only some of the quantities.
+    for line in (line for lines in runs for line in reversed([*lines])):
         measured = line.get("metrics")
         rest = {name: value for name, value in line.items() if name not in NOT_CURVES}
         for found, values in ((metrics, measured), (others, rest)):

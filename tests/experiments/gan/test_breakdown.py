@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tiny_gans import bare, run, task_of
+from tiny_runs import read_metrics
 
 from atomsep.experiments.gan.breakdown import find_breakdown
 
@@ -85,12 +86,15 @@ def test_on_the_recorded_runs() -> None:
 def test_a_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from atomsep.experiments.gan import breakdown
 
-    key = bare("plain", 0, "train_samples=64", "samples=8")
+    key = bare("atom", 0, "train_samples=64", "samples=8")
     assert run(key, tmp_path / "healthy")["broken_down"] is None
     monkeypatch.setattr(breakdown, "LONG_ENOUGH", 2)
     monkeypatch.setattr(breakdown, "NEAR_ZERO", 10.0)
     result = run(key, tmp_path / "broken")
-    assert result["broken_down"].startswith("the discriminator's loss was")
+    [line, *_] = read_metrics(key.folder(tmp_path / "broken"))
+    loss, step = line["discriminator"], line["step"]  # the line of the first step has no losses
+    assert result["broken_down"].startswith(f"the discriminator's loss was {loss:.2g} from step 0")
+    assert result["broken_down"].endswith(f"to {step}")
     assert result["metrics"], "it is a result all the same"
 
 
