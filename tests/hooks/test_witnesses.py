@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from typing import Any
 
 import pytest
+import timm
 import torch
 from small_models import hooks_of
 from torch import Tensor, nn
@@ -196,6 +198,54 @@ def test_packed_rows_are_not_samples() -> None:
     atomsep.attach(model, "layer")
     with pytest.raises(ValueError, match="no other axis fits the model's input with 3 samples"):
         model(torch.randn(3, 5, 4))
+
+
+def timm_swin() -> nn.Module:
+    return timm.create_model(  # type: ignore[no-any-return]
+        "swinv2_tiny_window8_256", img_size=32, embed_dim=12, depths=(1,), num_heads=(2,),
+        num_classes=3, window_size=4,
+    )  # fmt: skip
+
+
+def hugging_face_swin() -> nn.Module:
+    from transformers import SwinConfig, SwinModel
+
+    config = SwinConfig(
+        image_size=32, patch_size=4, embed_dim=8, depths=[1], num_heads=[2], window_size=4
+    )
+    return SwinModel(config).train()
+
+
+@pytest.mark.parametrize(
+    ("make", "layer"),
+    [
+        (timm_swin, "layers.0.blocks.0.attn"),
+        (timm_swin, "layers.0.blocks.0.attn.proj"),
+        (hugging_face_swin, "encoder.layers.0.blocks.0.attention"),
+    ],
+)
+def test_windows_are_not_taken_for_samples_where_both_are_as_many(make: Any, layer: str) -> None:
+    """Four windows of 16 tokens of each of 16 images: (64, 16, C)."""
+    model = make()
+    atomsep.attach(model, layer)
+    with pytest.raises(ValueError, match=r"\(64, 16, \d+\).* surely fits .*16 samples: .*windows"):
+        model(torch.randn(16, 3, 32, 32))
+
+
+def test_what_earlier_forwards_decided_is_not_taken_for_windows() -> None:
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.layer = nn.Conv2d(3, 8, 2, 2), nn.LayerNorm(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(self.conv(x).flatten(2).permute(2, 0, 1))  # type: ignore[no-any-return]
+
+    model = Patches()
+    attachment = atomsep.attach(model, "layer")
+    for samples in (3, 4):  # 3 are no divisor of 16 tokens
+        model(torch.randn(samples, 3, 8, 8))
+        assert attachment.importance.shape == (samples, 16)
 
 
 def test_length_first_models_are_not_guessed_at() -> None:

@@ -138,13 +138,14 @@ class Witnesses:
         sequence = len(shape) == 3 and features == 2
         counts = self.input.samples
         here = [axis for axis in ((0, 1) if sequence else (0,)) if shape[axis] in counts]
-        if counts and not here:
+        if counts and (not here or self._may_be_windows(shape, here, shaping, earlier)):
             given = " or ".join(str(count) for count in dict.fromkeys(counts))
+            fits = "surely fits" if here else "fits"
             raise self._refusal(
                 shape,
                 [
-                    f"axis {features} holds the features, but no other axis fits the model's input "
-                    f"with {given} samples: are they cut into windows, or packed into rows?"
+                    f"axis {features} holds the features, but no other axis {fits} the model's "
+                    f"input with {given} samples: are they cut into windows, or packed into rows?"
                 ],
             )
         if shaping is not None and shaping.folded:
@@ -170,6 +171,23 @@ class Witnesses:
         for axis, who in said.items():
             return axis, [who]
         return (1 if earlier is not None and earlier.axes == "length_first" else 0), []
+
+    def _may_be_windows(
+        self,
+        shape: tuple[int, ...],
+        here: list[int],
+        shaping: Shaping | None,
+        earlier: Decision | None,
+    ) -> bool:
+        """Whether axis 0 may hold windows of an image, each with as many tokens as there are samples.
+
+        Such windows look like (L, M, C), unless something else says that the length comes first.
+        """
+        if here != [1] or not self.input.images or shape[0] % shape[1]:
+            return False
+        said = shaping is not None and shaping.samples == 1
+        said = said or (earlier is not None and earlier.axes == "length_first")
+        return not (said or self.length_may_be_first or self.batch_first is False)
 
     def _refusal(
         self, shape: tuple[int, ...], said: list[str], kind: type[ValueError] = ValueError
