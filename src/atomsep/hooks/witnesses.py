@@ -179,7 +179,7 @@ class Witnesses:
         shaping: Shaping | None,
         earlier: Decision | None,
     ) -> bool:
-        """Whether axis 0 may hold windows of an image, each with as many tokens as there are samples.
+        """Whether axis 0 may hold windows of an image, of as many tokens as there are samples.
 
         Such windows look like (L, M, C), unless something else says that the length comes first.
         """
