@@ -62,7 +62,7 @@ def measure_distances(
     def read(module: nn.Module, args: Any, output: Any) -> None:
         with suppress(TypeError, ValueError):  # no tokens, or which they are is not certain
             latent = reader.pick(output)[1].detach()
-            layout = reader.layout(latent)
+            layout = reader.layout(latent, args)
             mask = reader.mask(layout, latent)
             nuclei.append(form_atoms(layout.tokens(latent).float(), mask=mask).nucleus)
 

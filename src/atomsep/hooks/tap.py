@@ -73,7 +73,7 @@ class LayerTap(Hook):
             return None
         training = torch.is_grad_enabled() and self.attachment.model.training
         try:
-            layout = self.reader.layout(latent)
+            layout = self.reader.layout(latent, args)
         except Undecided as error:
             if training:
                 raise

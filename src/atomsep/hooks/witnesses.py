@@ -14,7 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from atomsep.core.layout import DESCRIPTIONS, Axes
-from atomsep.hooks.axes import batch_first, feature_axis, feature_widths, length_may_be_first
+from atomsep.hooks.axes import (
+    batch_first,
+    feature_axis,
+    feature_widths,
+    length_may_be_first,
+    may_mix_tokens,
+)
 from atomsep.hooks.inputs import ModelInput
 from atomsep.hooks.shaping import Shaping, find_shaping
 
@@ -63,17 +69,19 @@ class Witnesses:
         self.input = model_input
         self.typed = {dim: feature_axis(layer, dim) for dim in (3, 4, 5)}
         self.widths = feature_widths(layer)
+        self.may_mix_tokens = may_mix_tokens(layer)
         self.batch_first = batch_first(layer)
         self.length_may_be_first = length_may_be_first(model)
         self.weights = {p.shape[0] for p in layer.parameters() if p.dim() == 1 and len(p) > 1}
         self.earlier: dict[int, Decision] = {}
 
-    def decide(self, latent: Tensor, *, graph: bool) -> Decision:
+    def decide(self, latent: Tensor, *, graph: bool, moved: bool = False) -> Decision:
         """The axes of an output.
 
         Args:
             latent: the output, with three to five axes.
             graph: whether its graph may be read.
+            moved: whether the layer's input is a view whose last axis was another one before.
 
         Raises:
             ValueError: the witnesses contradict each other, or leave the layout open.
@@ -101,6 +109,9 @@ class Witnesses:
             raise self._refusal(shape, [_NO_GRAPH], Undecided)
         if axes != {1} and axes != {len(shape) - 1}:
             raise self._refusal(shape, texts)
+        settled = shaping is not None and shaping.settled
+        if moved and self.may_mix_tokens and not settled:
+            raise self._refusal(shape, [_MOVED], ValueError if graph else Undecided)
         [features] = axes
         samples, by = self._samples(shape, features, shaping, earlier)
         sequence: Axes = "length_first" if samples == 1 else "channels_last"
@@ -206,6 +217,11 @@ def _features(axes: Axes, dim: int) -> int:
     return 1 if axes == "channels_first" else dim - 1
 
 
+_MOVED = (
+    "its input is a transposed view, so it may mix tokens; the graph of what comes before it would "
+    "tell, in a training forward that is not compiled, if gradients reach the norm or convolution "
+    "there"
+)
 _NO_GRAPH = (
     "without a graph only the types of its modules tell; a training forward that is not compiled, "
     "of a layer that gradients reach, knows more"
