@@ -25,6 +25,12 @@ _NO_GRID = (
     "leave out others, or skip_tokens=0 to keep them all"
 )
 
+_GUESSED = (
+    "layer {!r} gives shape {}: the batch has as many samples as tokens, and nothing else tells "
+    "which axis holds the samples. Axis 0 is taken for them until a forward tells; pass "
+    'layout="channels_last" if that is right, or layout="length_first" for (L, M, C)'
+)
+
 _ONE_MORE = (
     "layer {!r} has {} tokens, one more than a grid of the image, and all of them count. If the "
     "first is a class token, pass skip_tokens=1, otherwise skip_tokens=0"
@@ -92,8 +98,12 @@ class LayoutFinder:
         if resolved is None or resolved[0] != latent.shape or resolved[1] < graph:
             decision, layout = self._decide(latent, graph, _moved(inputs))
             dim = latent.dim()
-            if graph or dim not in self.witnesses.earlier:
+            known = self.witnesses.earlier.get(dim)
+            if graph or known is None or known.guessed:
                 self.witnesses.earlier[dim], self.skipped[dim] = decision, layout.skip
+            if decision.guessed:
+                shape = tuple(latent.shape)
+                tell_once(self.told, "samples", _GUESSED.format(self.name, shape))
             self.decided = decision, layout, dim
             self.resolved = resolved = latent.shape, graph, layout
         return resolved[2]

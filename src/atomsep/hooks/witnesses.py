@@ -8,12 +8,15 @@ knows the features, it is refused with what each of them said.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from atomsep.core.layout import DESCRIPTIONS, Axes
+from atomsep.hooks.attention import find_length
 from atomsep.hooks.axes import (
     batch_first,
     feature_axis,
@@ -39,6 +42,7 @@ class Decision:
         why: what told, for `print(attachment)`.
         walked: whether a graph was read.
         shaping: what it said.
+        guessed: whether axis 0 was taken for the samples without a witness.
     """
 
     axes: Axes
@@ -46,6 +50,7 @@ class Decision:
     why: str
     walked: bool = False
     shaping: Shaping | None = None
+    guessed: bool = False
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether an output of another shape may be read in the same way."""
@@ -72,6 +77,7 @@ class Witnesses:
         self.may_mix_tokens = may_mix_tokens(layer)
         self.batch_first = batch_first(layer)
         self.length_may_be_first = length_may_be_first(model)
+        self.batch_is_first = any(batch_first(module) for module in model.modules())
         self.weights = {p.shape[0] for p in layer.parameters() if p.dim() == 1 and len(p) > 1}
         self.earlier: dict[int, Decision] = {}
 
@@ -113,12 +119,14 @@ class Witnesses:
         if moved and self.may_mix_tokens and not settled:
             raise self._refusal(shape, [_MOVED], ValueError if graph else Undecided)
         [features] = axes
-        samples, by = self._samples(shape, features, shaping, earlier)
+        sure = None if earlier is None or earlier.guessed else earlier.axes
+        length = partial(find_length, latent) if graph else None
+        samples, by = self._samples(shape, features, shaping, sure, length)
+        guessed = by == [_GUESSED] and not (self.input.images or self.batch_is_first)
         sequence: Axes = "length_first" if samples == 1 else "channels_last"
         why = ", ".join([*(who for _, who in said), *by])
-        return Decision(
-            "channels_first" if features == 1 else sequence, shape[features], why, walked, shaping
-        )
+        axes_found: Axes = "channels_first" if features == 1 else sequence
+        return Decision(axes_found, shape[features], why, walked, shaping, guessed)
 
     def _say_features(
         self, shape: tuple[int, ...], shaping: Shaping | None
@@ -143,7 +151,8 @@ class Witnesses:
         shape: tuple[int, ...],
         features: int,
         shaping: Shaping | None,
-        earlier: Decision | None,
+        earlier: Axes | None,
+        find_length: Callable[[], int | None] | None,
     ) -> tuple[int, list[str]]:
         """The axis of the samples, 0 or 1, and who says so."""
         sequence = len(shape) == 3 and features == 2
@@ -179,16 +188,22 @@ class Witnesses:
         if len(said) > 1:
             texts = [f"{who} says that axis {axis} holds the samples" for axis, who in said.items()]
             raise self._refusal(shape, texts)
+        if not said and earlier is None and len(here) > 1 and find_length is not None:
+            length = find_length()
+            if length in (0, 1):
+                said[1 - length] = "attention in its graph"
         for axis, who in said.items():
             return axis, [who]
-        return (1 if earlier is not None and earlier.axes == "length_first" else 0), []
+        if earlier is None and len(here) > 1:
+            return 0, [_GUESSED]
+        return (1 if earlier == "length_first" else 0), []
 
     def _may_be_windows(
         self,
         shape: tuple[int, ...],
         here: list[int],
         shaping: Shaping | None,
-        earlier: Decision | None,
+        earlier: Axes | None,
     ) -> bool:
         """Whether axis 0 may hold windows of an image, of as many tokens as there are samples.
 
@@ -197,7 +212,7 @@ class Witnesses:
         if here != [1] or not self.input.images or shape[0] % shape[1]:
             return False
         said = shaping is not None and shaping.samples == 1
-        said = said or (earlier is not None and earlier.axes == "length_first")
+        said = said or earlier == "length_first"
         return not (said or self.length_may_be_first or self.batch_first is False)
 
     def _refusal(
@@ -217,6 +232,7 @@ def _features(axes: Axes, dim: int) -> int:
     return 1 if axes == "channels_first" else dim - 1
 
 
+_GUESSED = "axis 0 taken for the samples"
 _MOVED = (
     "its input is a transposed view, so it may mix tokens; the graph of what comes before it would "
     "tell, in a training forward that is not compiled, if gradients reach the norm or convolution "
