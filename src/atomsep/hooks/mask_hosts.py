@@ -22,7 +22,7 @@ _SOURCE_MASK, _TARGET_MASK = "src_key_padding_mask", "tgt_key_padding_mask"
 """PyTorch's names for the two inputs; true on padding."""
 
 _INPUTS = {
-    "text": ("input_ids",),
+    "text": ("input_ids", "text", "tokens", "caption", "words"),
     "image": ("pixel_", "image", "video"),
     "audio": ("input_features", "input_values", "audio"),
 }
