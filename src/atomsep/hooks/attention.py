@@ -40,7 +40,7 @@ def find_length(output: Tensor) -> int | None:
     waiting: list[tuple[Any, int, list[Factors]]] = [
         (output.grad_fn, output.output_nr, [((a, n),) for a, n in enumerate(output.shape)])
     ]
-    seen = set()
+    seen: set[Any] = set()
     while waiting and len(seen) < _STEPS:
         waiting.sort(key=lambda entry: entry[0]._sequence_nr())
         node, number, axes = waiting.pop()  # the one computed last
