@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -197,6 +199,37 @@ def test_a_frozen_norm_knows_the_features_of_a_transposed_view() -> None:
     with torch.no_grad():
         model(IMAGES.float())
     assert attachment.importance.shape == (3, 16)
+
+
+@pytest.mark.filterwarnings("ignore:.*FSDP.*", "ignore:.*no_sync.*")
+def test_layers_that_are_sharded_one_by_one(tmp_path: Path) -> None:
+    """`fully_shard` makes subclasses of the layers' types and casts their parameters."""
+    from torch import distributed
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Sequential(
+        nn.Linear(3, 8), nn.Tanh(), nn.Conv1d(5, 6, 1), nn.Flatten(), nn.Linear(48, 2)
+    )
+    plain, x = copy.deepcopy(model), torch.randn(4, 5, 3)
+    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        try:
+            for layer in (model[0], model[2], model[4], model):
+                fully_shard(layer)
+            model(x)
+        except (RuntimeError, NotImplementedError, AssertionError) as error:
+            pytest.skip(f"this version cannot shard on the CPU: {error}")
+        for name, axes in ("0", "channels_last"), ("1", "channels_last"), ("2", "channels_first"):
+            attachment = atomsep.attach(model, name, weight=1.0)
+            (model(x).sum() + attachment.loss()).backward()
+            assert f"{name}: {axes} (M, " in repr(attachment)
+            latent = plain[: int(name) + 1](x)
+            latent = latent.mT if axes == "channels_first" else latent
+            torch.testing.assert_close(attachment.importance, torch.tanh(latent[..., 0] / 2))
+            attachment.detach()
+    finally:
+        distributed.destroy_process_group()
 
 
 class Checkpointed(nn.Module):
