@@ -8,6 +8,7 @@ the others as the position.
 
 from __future__ import annotations
 
+import warnings
 import zipfile
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
@@ -22,6 +23,7 @@ from atomsep.experiments.files import replacing, writing
 from atomsep.functional import form_atoms, nuclear_distance
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.targets import find_layers
+from atomsep.hooks.watch import AtomWarning
 
 if TYPE_CHECKING:
     from atomsep.experiments.task import Task
@@ -71,7 +73,9 @@ def measure_distances(
     # A compiled model does not see the hook. (The compiler is slow to import.)
     compiled = getattr(settings, "compile", False)
     try:
-        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+        stance = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+        with stance, warnings.catch_warnings():
+            warnings.simplefilter("ignore", AtomWarning)  # the training's own hook gives it
             for batch in batches:
                 forward(batch)
                 found += nuclei[-1:]
