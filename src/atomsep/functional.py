@@ -9,6 +9,7 @@ Shapes: M samples, N tokens per sample, h features per token, h' features per po
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -306,7 +307,7 @@ def apply_maps(latent: Tensor, charge: ScoreMap, position: PositionMap) -> tuple
     if isinstance(charge, int):
         scores = latent[..., charge]
     else:
-        scores = charge(latent)
+        scores = _mapped(charge, latent, "charge")
         if scores.dim() == 3 and scores.shape[-1] == 1:
             scores = scores.squeeze(-1)
         if scores.shape != latent.shape[:2]:
@@ -315,7 +316,7 @@ def apply_maps(latent: Tensor, charge: ScoreMap, position: PositionMap) -> tuple
                 f"but returned {tuple(scores.shape)}"
             )
     if position is not None:
-        positions = position(latent)
+        positions = _mapped(position, latent, "position")
         if positions.dim() != 3 or positions.shape[:2] != latent.shape[:2]:
             raise ValueError(
                 f"the position map must return one vector per token, shape "
@@ -327,3 +328,17 @@ def apply_maps(latent: Tensor, charge: ScoreMap, position: PositionMap) -> tuple
     else:
         positions = latent
     return widen(scores), widen(positions)
+
+
+def _mapped(apply: Callable[[Tensor], Tensor], latent: Tensor, role: str) -> Tensor:
+    """What a learned map makes of a latent; a map that does not fit is named."""
+    try:
+        return apply(latent)
+    except RuntimeError as error:
+        if type(error) is not RuntimeError:  # no memory, for instance
+            raise
+        got = f"{tuple(latent.shape)}, {latent.dtype} on {latent.device}"
+        raise ValueError(
+            f"the {role} map cannot read tokens of shape {got}; give it their number of features, "
+            f"type and device: {error}"
+        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from by_hand import bert
@@ -62,6 +63,25 @@ def test_a_hugging_face_folder(capsys: pytest.CaptureFixture[str], folder: Path)
     assert "Recommended: encoder.layer.0" in out
 
 
+@pytest.mark.parametrize("name", ["bert-base-uncased", "someone/bert"])
+def test_a_name_of_the_hub(
+    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    import transformers
+
+    asked = []
+
+    def from_hub(name: str) -> Any:
+        asked.append(name)
+        return bert().config
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", from_hub)
+    code, out, _ = run(capsys, name)
+    assert code == 0
+    assert asked == [name]
+    assert "Recommended: encoder.layer.0" in out
+
+
 def test_a_function_of_ones_own(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     code, out, _ = run(capsys, "own_layers:make")
     assert code == 0
@@ -77,14 +97,20 @@ def test_a_function_of_ones_own(capsys: pytest.CaptureFixture[str], folder: Path
             "resnet81",
             "there is no model 'resnet81' in torchvision or timm; did you mean 'resnet18'?",
         ),
+        ("resnet81", "resnet81 cannot be loaded from Hugging Face: "),
         ("own_layers:only_a_model", "must return a model and an example batch, not Linear"),
         ("own_layers:without_tokens", "no layer of this Linear has tokens"),
         ("own_layers:mak", "there is no function 'mak' in own_layers; did you mean 'make'?"),
     ],
 )
 def test_refusals_are_sentences(
-    capsys: pytest.CaptureFixture[str], folder: Path, name: str, sentence: str
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    sentence: str,
 ) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     code, _, errors = run(capsys, name)
     assert code == 1
     assert sentence in errors

@@ -130,6 +130,22 @@ def test_loss_says_that_it_was_added() -> None:
         attachment.loss()
 
 
+def test_a_number_without_a_gradient_is_no_loss() -> None:
+    class Accurate(Classifier):
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+            return torch.tensor(0.5), super().forward(x, labels)["loss"]
+
+    model = Accurate()
+    plain = model(batch(), LABELS)[1]
+    attachment = atomsep.attach(model, "tokens", add_to="loss")
+    with pytest.warns(AtomWarning, match="has no gradient.*pass the name or index of the loss"):
+        accuracy, _ = model(batch(), LABELS)
+    assert accuracy == 0.5
+    attachment.detach()
+    attachment = atomsep.attach(model, "tokens", add_to=1)
+    assert not torch.equal(model(batch(), LABELS)[1], plain)  # warnings are errors
+
+
 @pytest.mark.parametrize("packed", ["mapping", "object", "tuple"])
 def test_a_training_forward_without_labels_says_so_once(packed: str) -> None:
     model = Classifier(packed)

@@ -31,6 +31,8 @@ from atomsep import AtomLoss
         ({"target": 0}, r"dotted name of a layer.*not 0; did you mean '0'\?"),
         ({"target": ["0", 7]}, r"a list of these, not 7$"),
         ({"target": None}, "not None"),
+        ({"mask": torch.ones(2, 3)}, r"mask must be None, False, .* not a tensor: each batch"),
+        ({"mask": True}, "mask must be None, False, .* not True"),
     ],
 )
 def test_arguments_of_the_wrong_kind(arguments: dict[str, Any], message: str) -> None:
@@ -50,6 +52,29 @@ def test_arguments_of_the_wrong_kind(arguments: dict[str, Any], message: str) ->
 def test_choices_that_do_not_exist(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         atomsep.attach(mlp(), **{"target": "0", **arguments})
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+def test_what_is_not_a_model() -> None:
+    for model, message in [
+        (nn.Linear, r"must be a torch.nn.Module, not .*Linear.*; build it first: Linear\(\.\.\.\)"),
+        ("resnet18", r"not 'resnet18'; build it first, for example timm.create_model"),
+        (None, "must be a torch.nn.Module, not None"),
+        (torch.jit.script(mlp()), "attach to the model that torch.jit.script was given"),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            atomsep.attach(model, "0")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("role", ["charge", "position"])
+def test_a_learned_map_that_does_not_fit_the_layer(role: str) -> None:
+    x = torch.randn(6, 5, 3)
+    atomsep.attach(model := mlp(), "0", AtomLoss(**{role: nn.Linear(9, 1)}))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=rf"the {role} map .*\(6, 5, 8\), torch.float32.*mat1"):
+        model(x)
+    atomsep.attach(model := mlp(), "0", AtomLoss(**{role: nn.Linear(8, 1)}))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=rf"the {role} map .* torch.float64.*dtype"):
+        model.double()(x.double())
 
 
 def test_a_weight_may_be_a_tensor() -> None:

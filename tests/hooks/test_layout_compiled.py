@@ -63,6 +63,26 @@ def test_a_model_that_is_compiled_from_the_start(lengthwise: bool) -> None:
     assert f"block: {axes} without the first token, while compiling" in repr(attachment)
 
 
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_a_layer_that_mixes_tokens_is_refused(fullgraph: bool) -> None:
+    """With breaks in the graph, the model then runs without compiling, and its graph tells."""
+
+    class Mixing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.mix = nn.LayerNorm(4), nn.Linear(5, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.mix(self.norm(x).mT).mT  # type: ignore[no-any-return]
+
+    model = Mixing()
+    atomsep.attach(model, "mix")
+    with pytest.raises(
+        Exception, match="it may mix tokens" if fullgraph else "fed by a layer norm"
+    ):
+        torch.compile(model, backend="eager", fullgraph=fullgraph)(torch.randn(3, 5, 4))
+
+
 class Words(nn.Module):
     def __init__(self) -> None:
         super().__init__()

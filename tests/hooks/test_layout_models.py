@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,6 +134,102 @@ def test_layers_that_mix_tokens_are_refused(layer: str) -> None:
     atomsep.attach(model, layer)
     with pytest.raises(ValueError, match="matrix product with features on axis 2, fed by a layer"):
         model(IMAGES.float())
+
+
+def frozen_up_to_the_norm() -> nn.Module:
+    model = mixer()
+    model.stem.requires_grad_(False)
+    model.blocks[0].norm1.requires_grad_(False)  # type: ignore[index, union-attr]
+    return model
+
+
+@pytest.mark.parametrize("make", [frozen_up_to_the_norm, lambda: mixer().requires_grad_(False)])
+@pytest.mark.parametrize("layer", ["mlp_tokens", "mlp_tokens.fc1"])
+def test_layers_that_mix_tokens_are_refused_where_they_are_frozen(make: Any, layer: str) -> None:
+    model = make()
+    atomsep.attach(model, f"blocks.0.{layer}")
+    with pytest.raises(ValueError, match="its input is a transposed view, so it may mix tokens"):
+        model(IMAGES.float())
+
+
+def test_an_evaluation_does_not_take_mixed_tokens_for_features() -> None:
+    model = mixer().eval()
+    attachment = atomsep.attach(model, ["blocks.0.mlp_tokens", "blocks.0.mlp_channels"])
+    with torch.no_grad():
+        model(IMAGES.float())
+    mixing, plain = attachment._taps
+    with pytest.raises(RuntimeError, match="has no layout yet: .* it may mix tokens"):
+        mixing.importance()
+    assert plain.importance().shape == (3, 16)
+
+
+def test_a_linear_layer_may_mix_the_tokens_of_the_model_s_input() -> None:
+    class Mixing(nn.Module):
+        def __init__(self, transposed: bool) -> None:
+            super().__init__()
+            self.layer, self.transposed = nn.Linear(5, 5), transposed
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x.mT if self.transposed else x)  # type: ignore[no-any-return]
+
+    model = Mixing(transposed=True)
+    atomsep.attach(model, "layer")
+    with pytest.raises(ValueError, match="it may mix tokens"):
+        model(torch.randn(3, 5, 4))
+    plain = Mixing(transposed=False)
+    attachment = atomsep.attach(plain, "layer")
+    plain(torch.randn(3, 4, 5))
+    assert attachment.importance.shape == (3, 4)
+
+
+def test_a_frozen_norm_knows_the_features_of_a_transposed_view() -> None:
+    """As in vision transformers without a class token, whose patches come from a convolution."""
+
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 8, 8)
+            self.frozen = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.frozen(self.conv(x).flatten(2).mT)  # type: ignore[no-any-return]
+
+    model = Patches().eval()
+    attachment = atomsep.attach(model, "frozen")
+    with torch.no_grad():
+        model(IMAGES.float())
+    assert attachment.importance.shape == (3, 16)
+
+
+@pytest.mark.filterwarnings("ignore:.*FSDP.*", "ignore:.*no_sync.*")
+def test_layers_that_are_sharded_one_by_one(tmp_path: Path) -> None:
+    """`fully_shard` makes subclasses of the layers' types and casts their parameters."""
+    from torch import distributed
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Sequential(
+        nn.Linear(3, 8), nn.Tanh(), nn.Conv1d(5, 6, 1), nn.Flatten(), nn.Linear(48, 2)
+    )
+    plain, x = copy.deepcopy(model), torch.randn(4, 5, 3)
+    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        try:
+            for layer in (model[0], model[2], model[4], model):
+                fully_shard(layer)
+            model(x)
+        except (RuntimeError, NotImplementedError, AssertionError) as error:
+            pytest.skip(f"this version cannot shard on the CPU: {error}")
+        for name, axes in ("0", "channels_last"), ("1", "channels_last"), ("2", "channels_first"):
+            attachment = atomsep.attach(model, name, weight=1.0)
+            (model(x).sum() + attachment.loss()).backward()
+            assert f"{name}: {axes} (M, " in repr(attachment)
+            latent = plain[: int(name) + 1](x)
+            latent = latent.mT if axes == "channels_first" else latent
+            torch.testing.assert_close(attachment.importance, torch.tanh(latent[..., 0] / 2))
+            attachment.detach()
+    finally:
+        distributed.destroy_process_group()
 
 
 class Checkpointed(nn.Module):

@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 import torch
 from masked_models import SMALL, check, drawn, lengths, numbers, words
+from torch import Tensor, nn
+
+import atomsep
+from atomsep.hooks.mask_hosts import _kinds
 
 
 @pytest.mark.parametrize("given", ["keyword", "position", "float"])
@@ -103,6 +107,28 @@ def test_text_and_images_of_the_same_length() -> None:
     flat = lambda latent: latent.flatten(2).transpose(1, 2)  # noqa: E731
     patches = "vision_model.embeddings.patch_embedding"
     check(model, patches, run, None, flat, layout="channels_first")
+
+
+def test_a_mask_of_text_or_images_is_not_used_where_it_may_be_of_the_text() -> None:
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.vision = nn.Linear(8, 8)
+
+        def forward(self, images: Tensor, text: Tensor, attention_mask: Tensor) -> Tensor:
+            return self.vision(images)  # type: ignore[no-any-return]
+
+    model, images, mask = Towers().double(), numbers(6, 8), lengths(6, 4, 2, length=6)
+    attachment = atomsep.attach(model, "vision")
+    with pytest.warns(atomsep.AtomWarning, match="may be that of another input, and is not used"):
+        model(images, words(6), mask)
+    assert (attachment.importance != 0).all()
+
+
+def test_the_usual_names_of_text() -> None:
+    names = "input_ids", "text", "texts", "tokens", "caption", "captions", "words"
+    assert all(_kinds([name]) == {"text"} for name in names)
+    assert _kinds(["token_type_ids", "attention_mask", "position_ids"]) == set()
 
 
 def test_one_of_two_towers_called_alone() -> None:

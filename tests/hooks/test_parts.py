@@ -116,16 +116,21 @@ def test_a_copied_attachment_brings_its_model() -> None:
 # Layers that are wrapped or replaced
 
 
-def test_a_layer_that_lora_wraps_afterwards() -> None:
+@pytest.mark.parametrize("steps", [0, 20])
+def test_a_layer_that_lora_wraps_afterwards(steps: int) -> None:
     from peft import LoraConfig, get_peft_model
 
     model, x = Model(), batch()
     attachment = atomsep.attach(model, "backbone.0", weight=1.0)
+    for _ in range(steps):
+        model(x)
+        attachment.loss()
     wrapped: Any = get_peft_model(model, LoraConfig(target_modules=["backbone.0"], r=2))
     wrapped.train()
     wrapped(x)
-    with pytest.raises(RuntimeError, match="'backbone.0' was wrapped in peft's Linear after it"):
-        attachment.loss()
+    for read in attachment.loss, lambda: attachment.importance, lambda: attachment.stats:
+        with pytest.raises(RuntimeError, match="'backbone.0' was wrapped in peft's Linear after"):
+            read()
     attachment.detach()
     layer = model.backbone[0]
     with torch.no_grad():

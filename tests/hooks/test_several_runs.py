@@ -240,12 +240,14 @@ def test_constraints_alone_need_no_pairs() -> None:
 # Learned maps
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 12])
-def test_learned_maps_that_no_optimiser_has_are_noticed_once(accumulate: int) -> None:
+def test_learned_maps_that_no_optimiser_has_are_noticed_once(accumulate: int, fused: bool) -> None:
+    """A fused optimiser does not count up the versions of what it writes to."""
     model, x = mlp(), batch()
     criterion = AtomLoss(charge=nn.Linear(8, 1))
     attachment = atomsep.attach(model, "0", criterion)
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, fused=fused)
     told = []
     for step in range(1, 80):
         with warnings.catch_warnings(record=True) as caught:
@@ -260,16 +262,27 @@ def test_learned_maps_that_no_optimiser_has_are_noticed_once(accumulate: int) ->
 
 
 @pytest.mark.parametrize("accumulate", [1, 12])
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-def test_learned_maps_in_the_optimiser(kind: Any, accumulate: int) -> None:
+def test_learned_maps_in_the_optimiser(kind: Any, fused: bool, accumulate: int) -> None:
     model, x = mlp(), batch()
     attachment = atomsep.attach(model, "0", AtomLoss(charge=nn.Linear(8, 1)))
-    optimiser = kind([*model.parameters(), *attachment.parameters()], lr=1e-3)
+    optimiser = kind([*model.parameters(), *attachment.parameters()], lr=1e-3, fused=fused)
     for step in range(1, 40):  # warnings are errors
         (model(x).sum() + attachment.loss()).backward()
         if step % accumulate == 0:
             optimiser.step()
             optimiser.zero_grad()
+
+
+def test_learned_maps_without_a_gradient_stay_as_they_are() -> None:
+    """While the weight is 0, a fused optimiser changes the model alone."""
+    model, x = mlp(), batch()
+    attachment = atomsep.attach(model, "0", AtomLoss(charge=nn.Linear(8, 1)), weight=0.0)
+    optimiser = torch.optim.SGD([*model.parameters(), *attachment.parameters()], 1e-3, fused=True)
+    for _ in range(20):  # warnings are errors
+        (model(x).sum() + attachment.loss()).backward()
+        optimiser.step()
 
 
 def test_frozen_maps_and_losses_that_are_not_added() -> None:

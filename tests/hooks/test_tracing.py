@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from small_models import batch, mlp
-from torch import nn
+from torch import Tensor, nn
 
 import atomsep
 
@@ -47,6 +47,44 @@ def test_an_attached_model_is_not_scripted() -> None:
         torch.jit.script(model)
     attachment.detach()
     assert graph_of(torch.jit.script(model)) == plain
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.head = nn.Sequential(nn.Linear(3, 8)), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:
+        return {"loss": self.head(self.block(x).relu()).sum()}
+
+
+def test_a_symbolic_trace_is_that_of_a_model_never_attached() -> None:
+    model, x = Nested(), batch()
+    plain = str(torch.fx.symbolic_trace(model).graph)
+    attachment = atomsep.attach(model, "block", add_to="loss")
+    assert str(torch.fx.symbolic_trace(model).graph) == plain
+    model(x)["loss"].backward()  # and the model itself goes on
+    assert attachment.importance.shape == (6, 5)
+
+
+def test_a_container_may_become_the_node_of_a_feature_extractor() -> None:
+    from torchvision.models import resnet18
+    from torchvision.models.feature_extraction import create_feature_extractor
+
+    model, x = resnet18(num_classes=5).eval(), torch.randn(2, 3, 32, 32)
+    expected = create_feature_extractor(model, ["layer1"])(x)["layer1"]
+    atomsep.attach(model, "layer1.1")
+    extractor = create_feature_extractor(model, ["layer1"])
+    torch.testing.assert_close(extractor(x)["layer1"], expected)
+
+
+def test_make_fx_traces_the_loss_too() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    model, x = Nested(), batch()
+    attachment = atomsep.attach(model, "block", weight=1.0, mask=False)
+    program = make_fx(lambda x: model(x)["loss"] * 0 + attachment.loss())(x)
+    torch.testing.assert_close(program(2 * x), atomsep.AtomLoss()(model.block(2 * x)))
 
 
 def test_onnx_leaves_the_loss_out() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from typing import Any
 
 import pytest
+import timm
 import torch
 from small_models import hooks_of
 from torch import Tensor, nn
@@ -163,13 +165,81 @@ def transposing() -> Net:
 def test_a_batch_as_long_as_its_sequences_follows_earlier_forwards() -> None:
     model = transposing()
     attachment = atomsep.attach(model, "layer")
-    model(torch.randn(5, 5, 4))  # nobody can tell
+    with pytest.warns(
+        atomsep.AtomWarning, match=r"'layer' gives shape \(5, 5, 6\).* as many samples"
+    ):
+        model(torch.randn(5, 5, 4))  # nobody can tell
     assert "channels_last" in decided(attachment)
-    assert "number of samples" not in decided(attachment)
+    assert decided(attachment).endswith(", axis 0 taken for the samples")
     model(torch.randn(2, 5, 4))
     assert "length_first (L, M, C)" in decided(attachment)
-    model(torch.randn(5, 5, 4))
+    model(torch.randn(5, 5, 4))  # warnings are errors
     assert "length_first" in decided(attachment)
+
+
+def test_an_evaluation_corrects_a_guess() -> None:
+    model = transposing().eval()
+    attachment = atomsep.attach(model, "layer")
+    with torch.no_grad(), pytest.warns(atomsep.AtomWarning, match="as many samples as tokens"):
+        model(torch.randn(5, 5, 4))
+    with torch.no_grad():
+        for samples in (2, 5):
+            model(torch.randn(samples, 5, 4))
+            assert "length_first (L, M, C)" in decided(attachment)
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama", "xlnet"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_tells_samples_from_as_many_tokens(kind: str, attention: str) -> None:
+    """With the same batch inside a larger one, the importance is the same."""
+    import transformers
+
+    sizes = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+             "intermediate_size": 16}  # fmt: skip
+    if kind == "xlnet":
+        sizes = {"vocab_size": 30, "d_model": 8, "n_layer": 2, "n_head": 2, "d_inner": 16}
+    name = {"bert": "Bert", "llama": "Llama", "xlnet": "XLNet"}[kind]
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    if kind != "xlnet":
+        config._attn_implementation = attention
+    model = getattr(transformers, f"{name}Model")(config)
+    layer = {"bert": "encoder.layer.0", "llama": "layers.0", "xlnet": "layer.0"}[kind]
+    for dropout in (m for m in model.modules() if isinstance(m, nn.Dropout)):
+        dropout.p = 0.0
+    words = torch.randint(1, 30, (9, 7))
+    attachment = atomsep.attach(model, layer)
+    model.train()(words[:7])  # warnings are errors
+    few = attachment.importance
+    assert repr(attachment).endswith("attention in its graph")
+    attachment.detach()
+    attachment = atomsep.attach(model, layer)
+    model(words)
+    torch.testing.assert_close(few, attachment.importance[:7], rtol=1e-4, atol=1e-5)
+
+
+def test_who_is_not_asked_for_the_samples() -> None:
+    """Images, and models with `batch_first=True`, as long as no layer has `batch_first=False`."""
+
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.layer = nn.Conv2d(3, 8, 2, 2), nn.LayerNorm(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(self.conv(x).flatten(2).mT)  # type: ignore[no-any-return]
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.layer = nn.GRU(4, 8, batch_first=True), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(self.rnn(x)[0])  # type: ignore[no-any-return]
+
+    for model, x in (Patches(), torch.randn(16, 3, 8, 8)), (Recurrent(), torch.randn(5, 5, 4)):
+        attachment = atomsep.attach(model, "layer")
+        model(x)  # warnings are errors
+        assert "axis 0 taken for the samples" in decided(attachment)
 
 
 def test_a_part_that_is_called_by_itself_has_no_number_of_samples() -> None:
@@ -196,6 +266,54 @@ def test_packed_rows_are_not_samples() -> None:
     atomsep.attach(model, "layer")
     with pytest.raises(ValueError, match="no other axis fits the model's input with 3 samples"):
         model(torch.randn(3, 5, 4))
+
+
+def timm_swin() -> nn.Module:
+    return timm.create_model(  # type: ignore[no-any-return]
+        "swinv2_tiny_window8_256", img_size=32, embed_dim=12, depths=(1,), num_heads=(2,),
+        num_classes=3, window_size=4,
+    )  # fmt: skip
+
+
+def hugging_face_swin() -> nn.Module:
+    from transformers import SwinConfig, SwinModel
+
+    config = SwinConfig(
+        image_size=32, patch_size=4, embed_dim=8, depths=[1], num_heads=[2], window_size=4
+    )
+    return SwinModel(config).train()
+
+
+@pytest.mark.parametrize(
+    ("make", "layer"),
+    [
+        (timm_swin, "layers.0.blocks.0.attn"),
+        (timm_swin, "layers.0.blocks.0.attn.proj"),
+        (hugging_face_swin, "encoder.layers.0.blocks.0.attention"),
+    ],
+)
+def test_windows_are_not_taken_for_samples_where_both_are_as_many(make: Any, layer: str) -> None:
+    """Four windows of 16 tokens of each of 16 images: (64, 16, C)."""
+    model = make()
+    atomsep.attach(model, layer)
+    with pytest.raises(ValueError, match=r"\(64, 16, \d+\).* surely fits .*16 samples: .*windows"):
+        model(torch.randn(16, 3, 32, 32))
+
+
+def test_what_earlier_forwards_decided_is_not_taken_for_windows() -> None:
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.layer = nn.Conv2d(3, 8, 2, 2), nn.LayerNorm(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(self.conv(x).flatten(2).permute(2, 0, 1))  # type: ignore[no-any-return]
+
+    model = Patches()
+    attachment = atomsep.attach(model, "layer")
+    for samples in (3, 4):  # 3 are no divisor of 16 tokens
+        model(torch.randn(samples, 3, 8, 8))
+        assert attachment.importance.shape == (samples, 16)
 
 
 def test_length_first_models_are_not_guessed_at() -> None:

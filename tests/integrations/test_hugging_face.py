@@ -125,6 +125,66 @@ def test_logs_have_the_parts_and_evaluation_has_no_atom_loss(tmp_path: Path) -> 
     assert trainer.evaluate()["eval_loss"] == pytest.approx(torch.stack(task).mean().item())
 
 
+class Site:
+    """Weights & Biases, as far as it is used."""
+
+    Image = list  # rows of pixels
+
+    def __init__(self) -> None:
+        self.logged: list[dict[str, Any]] = []
+
+    def log(self, values: dict[str, Any]) -> None:
+        self.logged.append(values)
+
+
+def test_the_reporters_of_the_trainer_get_the_parts_of_two_attachments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from transformers import TrainerCallback
+    from transformers.integrations import TensorBoardCallback
+
+    from atomsep.integrations.transformers import AtomCallback
+
+    class SiteCallback(TrainerCallback):
+        """As `WandbCallback`, which cannot be made without the library."""
+
+        def __init__(self) -> None:
+            self._wandb = Site()
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **o: Any) -> None:
+            self._wandb.log(dict(logs))
+
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    model, first = attached("bert")
+    second = atomsep.attach(model, "bert.encoder.layer.1", weight=WEIGHT, add_to="loss")
+    site = SiteCallback()
+    args = arguments(
+        tmp_path, 1, max_steps=2, eval_strategy="steps", eval_steps=1, report_to="tensorboard"
+    )
+    trainer = make_trainer(
+        model, "bert", args, eval_dataset=Texts("bert"),
+        callbacks=[site, AtomCallback(first), AtomCallback(second)],
+    )  # fmt: skip
+    kinds = [type(each) for each in trainer.callback_handler.callbacks]
+    assert kinds.index(TensorBoardCallback) < kinds.index(AtomCallback)
+    trainer.train()
+
+    history = [entry for entry in trainer.state.log_history if "loss" in entry]
+    board = EventAccumulator(str(tmp_path / "board")).Reload()
+    for attachment in first, second:
+        [layer] = attachment.layers
+        energy = [entry[f"atom/{layer}/energy"] for entry in history]
+        shown = [event.value for event in board.Scalars(f"train/atom/{layer}/energy")]
+        assert shown == pytest.approx(energy)
+        assert len(board.Images(f"atom/{layer}/importance")) == 2
+        logged = [entry for entry in site._wandb.logged if f"atom/{layer}/energy" in entry]
+        assert len(logged) == 2
+        images = [entry for entry in site._wandb.logged if f"atom/{layer}/importance" in entry]
+        assert [entry["train/global_step"] for entry in images] == [1, 2]
+    assert first.layers != second.layers
+
+
 def test_a_loss_computed_outside_the_model_is_named(tmp_path: Path) -> None:
     """The Trainer then keeps the labels from the model, which returns no loss."""
     model, _ = attached("bert")

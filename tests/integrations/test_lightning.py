@@ -257,6 +257,64 @@ def test_loggers_get_the_parts_and_the_importance(tmp_path: Path) -> None:
     assert image.shape == (3 * 8, 5 * 8, 3)  # three samples of five tokens
 
 
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize("second", ["net.0", "net.1"])
+def test_two_attachments(second: str, tmp_path: Path) -> None:
+    """Each has its own maps in the checkpoint, and its own names in the logs."""
+
+    def make() -> tuple[Module, list[AtomModeling]]:
+        module = Module()
+        module.net[1] = nn.Tanh()
+        callbacks = []
+        for name, weight in ("net.0", 0.1), (second, 0.3):
+            attachment = atomsep.attach(module, name, learned(), weight=weight)
+            callbacks.append(AtomModeling(attachment))
+        return module, callbacks
+
+    module, callbacks = make()
+    one, other = (callback.attachment for callback in callbacks)
+    gallery = Gallery(tmp_path)
+    saver = ModelCheckpoint(tmp_path / "saved", "last")
+    fit = trainer(
+        tmp_path, *callbacks, saver, logger=[gallery], log_every_n_steps=1, max_steps=3,
+        enable_checkpointing=True,
+    )  # fmt: skip
+    fit.fit(module, loader(), loader())
+    assert "training_step" not in vars(module)
+    shown = f"atom/{second}/" if second != "net.0" else "atom/net.0:2/"
+    columns = set(gallery.experiment.metrics_keys)
+    assert {"atom/net.0/energy", f"{shown}energy", "atom/net.0/loss", f"{shown}loss"} <= columns
+    assert "atom/energy" not in columns
+
+    # by hand
+    plain = Module().net
+    plain[1] = nn.Tanh()
+    maps = [learned(), learned()]
+    optimizer = torch.optim.SGD(
+        [p for part in (plain, *maps) for p in part.parameters()], lr=0.1, momentum=0.9
+    )
+    for x, labels in list(loader())[:3]:
+        first = plain[0](x)
+        latents = first, first if second == "net.0" else plain[1](first)
+        loss = F.cross_entropy(plain[2:](plain[1](first)), labels)
+        for latent, criterion, weight in zip(latents, maps, (0.1, 0.3), strict=True):
+            loss = loss + weight * criterion(latent)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    torch.testing.assert_close(dict(module.net.state_dict()), dict(plain.state_dict()))
+    for attachment, criterion in zip((one, other), maps, strict=True):
+        torch.testing.assert_close(dict(attachment.state_dict()), dict(criterion.state_dict()))
+
+    again, loaded = make()
+    saver_too = ModelCheckpoint(tmp_path / "again")
+    fit = trainer(tmp_path, *loaded, saver_too, enable_checkpointing=True, max_steps=3)
+    fit.fit(again, loader(), ckpt_path=saver.best_model_path)
+    for callback, attachment in zip(loaded, (one, other), strict=True):
+        states = dict(callback.attachment.state_dict()), dict(attachment.state_dict())
+        torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
 class Saver(lightning.Callback):
     """Leaves the batches and the results of a process in a file."""
 

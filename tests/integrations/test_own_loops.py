@@ -66,6 +66,20 @@ def in_fabric(accumulation: int) -> tuple[nn.Module, list[float]]:
     return model, losses
 
 
+def test_attaching_after_the_setup_of_fabric() -> None:
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=1, precision="64-true")
+    model = mlp().double()
+    wrapped = fabric.setup(model)
+    [(x, _)] = batches(1)
+    attachment = atomsep.attach(wrapped, "0", weight=1.0)
+    assert attachment.model is model
+    assert attachment.layers == ["0"]
+    wrapped(x)
+    torch.testing.assert_close(attachment.loss(), plain_loss(model[0](x).detach()))
+
+
 def in_accelerate(accumulation: int) -> tuple[nn.Module, list[float]]:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState

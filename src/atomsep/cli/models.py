@@ -41,9 +41,18 @@ def find_model(name: str) -> tuple[nn.Module, Any]:
             model: Any = timm.create_model(name)
             return model, torch.randn(SAMPLES, *model.default_cfg["input_size"])
         known = [*known, *timm.list_models()]
-    if "/" in name:
+    try:
         return _hugging_face(name)
-    raise unknown("model", name, known, "in torchvision or timm")
+    except ModuleNotFoundError:
+        if "/" in name:
+            raise
+        raise unknown("model", name, known, "in torchvision or timm") from None
+    except ExperimentError as error:
+        if "/" in name:
+            raise
+        # A name of the hub without an owner, or a misspelt one: the advice for both.
+        sought = unknown("model", name, known, "in torchvision or timm")
+        raise ExperimentError(f"{sought}. {error}") from error
 
 
 def _own(name: str) -> tuple[nn.Module, Any]:

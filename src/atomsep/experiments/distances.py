@@ -8,6 +8,7 @@ the others as the position.
 
 from __future__ import annotations
 
+import warnings
 import zipfile
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
@@ -22,6 +23,7 @@ from atomsep.experiments.files import replacing, writing
 from atomsep.functional import form_atoms, nuclear_distance
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.targets import find_layers
+from atomsep.hooks.watch import AtomWarning
 
 if TYPE_CHECKING:
     from atomsep.experiments.task import Task
@@ -62,7 +64,7 @@ def measure_distances(
     def read(module: nn.Module, args: Any, output: Any) -> None:
         with suppress(TypeError, ValueError):  # no tokens, or which they are is not certain
             latent = reader.pick(output)[1].detach()
-            layout = reader.layout(latent)
+            layout = reader.layout(latent, args)
             mask = reader.mask(layout, latent)
             nuclei.append(form_atoms(layout.tokens(latent).float(), mask=mask).nucleus)
 
@@ -71,7 +73,9 @@ def measure_distances(
     # A compiled model does not see the hook. (The compiler is slow to import.)
     compiled = getattr(settings, "compile", False)
     try:
-        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+        stance = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+        with stance, warnings.catch_warnings():
+            warnings.simplefilter("ignore", AtomWarning)  # the training's own hook gives it
             for batch in batches:
                 forward(batch)
                 found += nuclei[-1:]

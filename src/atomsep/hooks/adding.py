@@ -55,20 +55,25 @@ class LossAdder(Hook):
         training = torch.is_grad_enabled() and model.training
         if not (training and self.attachment._switch.on()):
             return None
-        if find_loss(output, self.key) is None:
-            self._tell_of_no_loss(output)
+        loss = find_loss(output, self.key)
+        if loss is None or not loss.requires_grad:
+            self._tell_of_no_loss(output, found=loss is not None)
             return None
         term = self.attachment.loss()
         parts = _parts_of_a_step(told=kwargs.get(_ITEMS) is not None)
         return add_to_loss(output, self.key, term if parts == 1 else term / parts)
 
-    def _tell_of_no_loss(self, output: Any) -> None:
-        got = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else "without a loss"
+    def _tell_of_no_loss(self, output: Any, found: bool) -> None:
+        got, advice = "without a loss", "call the model with labels"
+        if found:
+            got = "whose number there has no gradient, so it is no loss to train"
+            advice = "pass the name or index of the loss"
+        elif isinstance(output, Tensor):
+            got = f"of shape {tuple(output.shape)}"
         self.attachment.tell(
             "add_to",
             f"add_to={self.key!r}: a training forward returned a {type(output).__name__} {got}, "
-            f"so no atom loss was added; call the model with labels, or add attachment.loss() "
-            f"yourself",
+            f"so no atom loss was added; {advice}, or add attachment.loss() yourself",
         )
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, NamedTuple
 
+import torch
+from torch import nn
+
 from atomsep.core.loss import AtomLoss
 
 Runs = Literal["last", "mean"]
@@ -23,6 +26,26 @@ class Conduct(NamedTuple):
     runs: Runs | None = None
     missing: Absent = "error"
     in_eval: Absent = "error"
+
+
+def check_model(model: Any) -> None:
+    """Raise unless hooks can be put on it.
+
+    Raises:
+        TypeError: it is not a model, or one that was scripted.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            "a scripted model takes no hooks: attach to the model that torch.jit.script was given"
+        )
+    if isinstance(model, nn.Module):
+        return
+    hint = ""
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        hint = f"; build it first: {model.__name__}(...)"
+    elif isinstance(model, str):
+        hint = f"; build it first, for example timm.create_model({model!r})"
+    raise TypeError(f"the model must be a torch.nn.Module, not {model!r}{hint}")
 
 
 def check_loss_argument(loss: Any) -> AtomLoss:

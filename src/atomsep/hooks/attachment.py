@@ -22,6 +22,7 @@ from atomsep.hooks.arguments import (
     Runs,
     check_conduct,
     check_loss_argument,
+    check_model,
     check_watch,
     check_weight,
 )
@@ -105,6 +106,7 @@ def attach(
         torch.Size([4, 5])
         >>> attachment.detach()
     """
+    check_model(model)
     conduct = check_conduct(runs, missing, in_eval)
     attachment = Attachment(model, check_loss_argument(loss), weight, conduct)
     attachment.watch_gradients = watch_gradients

@@ -17,8 +17,11 @@ _CHANNELS_FIRST: dict[type[nn.Module], int | None] = {
 _SEQUENCES = (nn.MultiheadAttention, nn.LSTM, nn.GRU, nn.RNN)
 """Modules that say with `batch_first` which axis of a sequence holds the samples."""
 
+_PRODUCTS = {nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear}
+"""Modules that work on the last axis, whatever it holds."""
+
 _CHANNELS_LAST = {
-    *(nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear),
+    *_PRODUCTS,
     *(nn.LayerNorm, nn.RMSNorm, nn.Embedding, *_SEQUENCES[1:]),
 }
 
@@ -58,6 +61,12 @@ def feature_axis(module: nn.Module, dim: int) -> int | None:
         several = any(len(getattr(leaf, "normalized_shape", "1")) > 1 for leaf in last)
         return None if several else dim - 1
     return None
+
+
+def may_mix_tokens(module: nn.Module) -> bool:
+    """Whether only linear layers, or nothing, among the leaves tell where the features are."""
+    telling = {type(leaf) for leaf in _last_leaves(module)} & {*_CHANNELS_FIRST, *_CHANNELS_LAST}
+    return telling <= _PRODUCTS
 
 
 def batch_first(module: nn.Module) -> bool | None:

@@ -169,7 +169,9 @@ class _Search:
             for name, module in self.modules.items():
                 reader = LayerReader(self.model, name, module, skip_tokens="auto")
                 readers.append(reader)
-                reader.listen(lambda _, __, output, reader=reader: self.look(reader, output))
+                reader.listen(
+                    lambda _, args, output, reader=reader: self.look(reader, args, output)
+                )
                 start = module.register_forward_pre_hook(
                     lambda _, __, name=name: self.started.append(name)
                 )
@@ -179,7 +181,7 @@ class _Search:
             for reader in readers:
                 reader.remove()
 
-    def look(self, reader: LayerReader, output: Any) -> None:
+    def look(self, reader: LayerReader, args: Any, output: Any) -> None:
         """Decide about a layer's output as `attach` would."""
         name = reader.name
         known: tuple[dict[str, Any], ...] = (self.found, self.refused, self.signed)
@@ -190,7 +192,7 @@ class _Search:
         try:
             _, latent = reader.pick(output)
             self.signed[name] = _is_signed(latent.detach())
-            layout = reader.layout(latent)
+            layout = reader.layout(latent, args)
             reader.mask(layout, latent)
         except (TypeError, ValueError, RuntimeError) as error:
             self.refused[name] = str(error)

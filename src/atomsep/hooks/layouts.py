@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,12 @@ _NO_GRID = (
     "layer {!r} has {} tokens. The model has class tokens, but without them the rest is not a grid "
     "of the image, and all of them count. Pass skip_tokens= to leave out tokens in front, mask= to "
     "leave out others, or skip_tokens=0 to keep them all"
+)
+
+_GUESSED = (
+    "layer {!r} gives shape {}: the batch has as many samples as tokens, and nothing else tells "
+    "which axis holds the samples. Axis 0 is taken for them until a forward tells; pass "
+    'layout="channels_last" if that is right, or layout="length_first" for (L, M, C)'
 )
 
 _ONE_MORE = (
@@ -71,8 +77,12 @@ class LayoutFinder:
         self.resolved: tuple[torch.Size, bool, Layout] | None = None
         self.decided: tuple[Decision, Layout, int] | None = None
 
-    def __call__(self, latent: Tensor) -> Layout:
+    def __call__(self, latent: Tensor, inputs: tuple[Any, ...] = ()) -> Layout:
         """The layout of an output, decided once per shape.
+
+        Args:
+            latent: the output.
+            inputs: the positional arguments of the layer.
 
         While compiling there is no graph to read. There, what an earlier forward decided counts;
         without one, the witnesses that need no graph.
@@ -81,20 +91,24 @@ class LayoutFinder:
             ValueError: the shape fits no layout, or none is certain.
         """
         if torch.compiler.is_compiling():
-            return self._decide(latent, graph=False)[1]
+            return self._decide(latent, graph=False, moved=_moved(inputs))[1]
         # The graph of a transformed function is that of its own level.
         graph = not transforms_active() and latent.grad_fn is not None
         resolved = self.resolved  # another thread may replace it meanwhile
         if resolved is None or resolved[0] != latent.shape or resolved[1] < graph:
-            decision, layout = self._decide(latent, graph)
+            decision, layout = self._decide(latent, graph, _moved(inputs))
             dim = latent.dim()
-            if graph or dim not in self.witnesses.earlier:
+            known = self.witnesses.earlier.get(dim)
+            if graph or known is None or known.guessed:
                 self.witnesses.earlier[dim], self.skipped[dim] = decision, layout.skip
+            if decision.guessed:
+                shape = tuple(latent.shape)
+                tell_once(self.told, "samples", _GUESSED.format(self.name, shape))
             self.decided = decision, layout, dim
             self.resolved = resolved = latent.shape, graph, layout
         return resolved[2]
 
-    def _decide(self, latent: Tensor, graph: bool) -> tuple[Decision, Layout]:
+    def _decide(self, latent: Tensor, graph: bool, moved: bool) -> tuple[Decision, Layout]:
         shape, name = tuple(latent.shape), self.name
         if not 3 <= len(shape) <= 5:
             near = nearest_with_tokens(self.model, latent)
@@ -107,7 +121,7 @@ class LayoutFinder:
         if self.axes != "auto":
             decision = Decision(self.axes, shape[-1], "layout=")
         else:
-            decision = self.witnesses.decide(latent, graph=graph)
+            decision = self.witnesses.decide(latent, graph=graph, moved=moved)
         if decision.axes == "length_first" and len(shape) != 3:
             raise ValueError(f'layout="length_first" means (L, M, C), but {name!r} gives {shape}')
         tokens = math.prod(Layout(decision.axes).token_shape(latent)[1:])
@@ -164,3 +178,11 @@ class LayoutFinder:
             number = "token" if layout.skip == 1 else f"{layout.skip} tokens"
             skipped = f" without the first {number}"
         return f"{layout.axes} ({', '.join(letters)}){skipped}, {why}"
+
+
+def _moved(inputs: tuple[Any, ...]) -> bool:
+    """Whether a layer's input is a sequence whose last axis is not the last one in memory."""
+    first = inputs[0] if inputs else None
+    if not isinstance(first, Tensor) or first.dim() != 3 or first.layout != torch.strided:
+        return False
+    return first.shape[-1] > 1 and first.stride(-1) != 1

@@ -22,7 +22,7 @@ _SOURCE_MASK, _TARGET_MASK = "src_key_padding_mask", "tgt_key_padding_mask"
 """PyTorch's names for the two inputs; true on padding."""
 
 _INPUTS = {
-    "text": ("input_ids",),
+    "text": ("input_ids", "text", "tokens", "caption", "words"),
     "image": ("pixel_", "image", "video"),
     "audio": ("input_features", "input_values", "audio"),
 }
@@ -65,10 +65,18 @@ def find_mask_hosts(model: nn.Module, layer: nn.Module, source: MaskSource) -> l
     must be an argument of the model or of a module around the layer.
 
     Raises:
+        TypeError: the source is a mask, or something else.
         ValueError: nothing around the layer takes an argument of that name.
     """
     if source is False:
         return []
+    given: Any = source
+    if not (given is None or isinstance(given, str) or callable(given)):
+        got = "a tensor" if isinstance(given, Tensor) else repr(given)
+        raise TypeError(
+            f"mask must be None, False, the name of an argument, or a callable (args, kwargs) -> "
+            f"mask, not {got}: each batch has a mask of its own"
+        )
     if callable(source):
         return [Host(model, source)]
     found: dict[int, Host] = {}

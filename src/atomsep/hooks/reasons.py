@@ -8,8 +8,8 @@ IN_EVAL = (
 )
 WITHOUT_GRADIENTS = (
     "ran without gradients, which gives no loss: under torch.no_grad (as gradient-cached losses do "
-    "first), or inside reentrant activation checkpointing (pass use_reentrant=False to "
-    "torch.utils.checkpoint)"
+    "first: use the loss without a cache), or inside reentrant activation checkpointing (pass "
+    "use_reentrant=False to torch.utils.checkpoint)"
 )
 NESTED = "returned a nested tensor in training, which gives no importance, loss or stats"
 TRANSFORMED = (

@@ -6,12 +6,27 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx import _symbolic_trace
 from torch.jit._trace import is_tracing
 
 # Whether torch.export is tracing. Not `torch.compiler.is_exporting()`: until PyTorch 2.12 or so,
 # torch.compile takes that for true as well. PyTorch 2.6 has only the other flag, which it sets only
 # for strict=False.
 _FLAG = next(f for f in ("_is_exporting_flag", "_is_compiling_flag") if hasattr(torch.compiler, f))
+
+
+def _symbolic() -> bool:
+    """Whether torch.fx traces with stand-ins for tensors.
+
+    make_fx sets the same flag, but has tensors and a dispatch mode of its own: there, hooks act.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    flag = getattr(_symbolic_trace, "_get_is_fx_tracing", None)  # a function since PyTorch 2.10
+    tracing = flag() if flag else vars(_symbolic_trace)["_is_fx_tracing_flag"]
+    return (
+        bool(tracing) and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is None
+    )
 
 
 class Switch:
@@ -32,7 +47,7 @@ class Switch:
 
     def on(self) -> bool:
         """Whether hooks act now."""
-        exported = getattr(torch.compiler, _FLAG) or is_tracing()
+        exported = getattr(torch.compiler, _FLAG) or is_tracing() or _symbolic()
         return self.attached and not self.pauses and not exported
 
 

@@ -12,7 +12,6 @@ from atomsep.core.statistics import Statistics
 from atomsep.hooks import reasons
 from atomsep.hooks.held import Held, transform_depth
 from atomsep.hooks.losses import mean_of, zero_loss
-from atomsep.hooks.replaced import why_replaced
 from atomsep.hooks.runs import LEFT_OUT, PATIENCE
 from atomsep.hooks.tap import LayerTap
 
@@ -24,13 +23,8 @@ def check_loss(tap: LayerTap) -> None:
         tap.settle(held)
         if held.depth > transform_depth():  # the transform that it belongs to has ended
             held.statistics, held.earlier = None, ()
-    nothing = not _has_loss(tap, held)
-    looking = tap.attachment.active and not torch.compiler.is_compiling()
-    if looking and (nothing or tap.watch.due()):
-        why = why_replaced(tap.attachment.model, tap.name, tap.reader.layer)
-        if why:
-            raise RuntimeError(f"layer {tap.name!r} {why}")
-    if nothing and not _may_be_zero(tap, held):
+    tap.check_place()
+    if not _has_loss(tap, held) and not _may_be_zero(tap, held):
         raise RuntimeError(tap.why_nothing(held))
 
 

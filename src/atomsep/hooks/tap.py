@@ -25,6 +25,7 @@ from atomsep.hooks.held import Forwards, Held, transform_depth
 from atomsep.hooks.masks import refuse_replica
 from atomsep.hooks.origin import find_origin
 from atomsep.hooks.reader import LayerReader
+from atomsep.hooks.replaced import why_replaced
 from atomsep.hooks.runs import PATIENCE, UNUSED, note_left_out
 from atomsep.hooks.stats import read_stats
 from atomsep.hooks.strength import Strength
@@ -73,7 +74,7 @@ class LayerTap(Hook):
             return None
         training = torch.is_grad_enabled() and self.attachment.model.training
         try:
-            layout = self.reader.layout(latent)
+            layout = self.reader.layout(latent, args)
         except Undecided as error:
             if training:
                 raise
@@ -228,8 +229,16 @@ class LayerTap(Hook):
         reason = held.idle_reason or (reasons.NEVER_RAN if held.taken is None else taken)
         return f"layer {self.name!r} {reason if self.attachment.active else reasons.DETACHED}"
 
+    def check_place(self) -> None:
+        """Raise if another module has taken the layer's place in the model."""
+        if self.attachment.active and not torch.compiler.is_compiling():
+            why = why_replaced(self.attachment.model, self.name, self.reader.layer)
+            if why:
+                raise RuntimeError(f"layer {self.name!r} {why}")
+
     def importance(self) -> Tensor:
         """Charges of the last forward, in the shape of the tokens."""
+        self.check_place()
         held = self.forwards.read()
         if held.charge is None or held.read_as is None:
             raise RuntimeError(self.why_nothing(held))
@@ -238,6 +247,7 @@ class LayerTap(Hook):
 
     def stats(self) -> dict[str, float]:
         """What the last forward was like, as numbers."""
+        self.check_place()
         held = self.forwards.read()
         numbers = held.last_numbers()
         if numbers is None or held.charge is None:

@@ -17,15 +17,24 @@ Key = int | str | None
 _INSIDE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Names of the module inside compiled, sharded and checkpointed wrappers."""
 
-_WRAPPERS = {"module", *_INSIDE}
+_FABRIC = "_forward_module"
+"""The module inside the wrapper of Fabric, which also has it as `_original_module`."""
+
+_WRAPPERS = {"module", *_INSIDE, _FABRIC, "_original_module"}
 """Names that these and data-parallel wrappers insert."""
 
 
 def unwrap(model: Any) -> nn.Module:
-    """The model inside compiled and data-parallel wrappers."""
-    while isinstance(model, nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
-        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
-    return cast(nn.Module, model)
+    """The model inside compiled and data-parallel wrappers, and that of Fabric."""
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif _FABRIC in getattr(model, "_modules", {}):
+            model = model._modules[_FABRIC]
+        else:
+            return cast(nn.Module, model)
 
 
 def innermost(module: nn.Module) -> nn.Module:
@@ -64,8 +73,8 @@ def find_layers(model: nn.Module, target: Target) -> dict[str, nn.Module]:
     Args:
         model: where to look.
         target: a dotted name, a glob over dotted names (`*` matches dots too), a module of the
-            model, or a list of these. The `module.` and `_orig_mod.` of wrapped models are
-            optional.
+            model, or a list of these. The `module.`, `_orig_mod.` and
+            `_forward_module.` of wrapped models are optional.
 
     A wrapper and the module inside it are one layer: the one inside.
 
@@ -86,7 +95,8 @@ def find_layers(model: nn.Module, target: Target) -> dict[str, nn.Module]:
         )
     modules = dict(model.named_modules(remove_duplicate=False))
     names = {name: _plain(name) for name in modules}
-    clashing = {plain for plain, times in Counter(names.values()).items() if times > 1}
+    different = {(plain, id(modules[name])) for name, plain in names.items()}
+    clashing = {plain for plain, times in Counter(p for p, _ in different).items() if times > 1}
     layers: dict[str, nn.Module] = {}
     for entry in _entries_of(target, modules):
         if isinstance(entry, nn.Module):

@@ -8,13 +8,22 @@ knows the features, it is refused with what each of them said.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from atomsep.core.layout import DESCRIPTIONS, Axes
-from atomsep.hooks.axes import batch_first, feature_axis, feature_widths, length_may_be_first
+from atomsep.hooks.attention import find_length
+from atomsep.hooks.axes import (
+    batch_first,
+    feature_axis,
+    feature_widths,
+    length_may_be_first,
+    may_mix_tokens,
+)
 from atomsep.hooks.inputs import ModelInput
 from atomsep.hooks.shaping import Shaping, find_shaping
 
@@ -33,6 +42,7 @@ class Decision:
         why: what told, for `print(attachment)`.
         walked: whether a graph was read.
         shaping: what it said.
+        guessed: whether axis 0 was taken for the samples without a witness.
     """
 
     axes: Axes
@@ -40,6 +50,7 @@ class Decision:
     why: str
     walked: bool = False
     shaping: Shaping | None = None
+    guessed: bool = False
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether an output of another shape may be read in the same way."""
@@ -63,17 +74,20 @@ class Witnesses:
         self.input = model_input
         self.typed = {dim: feature_axis(layer, dim) for dim in (3, 4, 5)}
         self.widths = feature_widths(layer)
+        self.may_mix_tokens = may_mix_tokens(layer)
         self.batch_first = batch_first(layer)
         self.length_may_be_first = length_may_be_first(model)
+        self.batch_is_first = any(batch_first(module) for module in model.modules())
         self.weights = {p.shape[0] for p in layer.parameters() if p.dim() == 1 and len(p) > 1}
         self.earlier: dict[int, Decision] = {}
 
-    def decide(self, latent: Tensor, *, graph: bool) -> Decision:
+    def decide(self, latent: Tensor, *, graph: bool, moved: bool = False) -> Decision:
         """The axes of an output.
 
         Args:
             latent: the output, with three to five axes.
             graph: whether its graph may be read.
+            moved: whether the layer's input is a view whose last axis was another one before.
 
         Raises:
             ValueError: the witnesses contradict each other, or leave the layout open.
@@ -101,13 +115,18 @@ class Witnesses:
             raise self._refusal(shape, [_NO_GRAPH], Undecided)
         if axes != {1} and axes != {len(shape) - 1}:
             raise self._refusal(shape, texts)
+        settled = shaping is not None and shaping.settled
+        if moved and self.may_mix_tokens and not settled:
+            raise self._refusal(shape, [_MOVED], ValueError if graph else Undecided)
         [features] = axes
-        samples, by = self._samples(shape, features, shaping, earlier)
+        sure = None if earlier is None or earlier.guessed else earlier.axes
+        length = partial(find_length, latent) if graph else None
+        samples, by = self._samples(shape, features, shaping, sure, length)
+        guessed = by == [_GUESSED] and not (self.input.images or self.batch_is_first)
         sequence: Axes = "length_first" if samples == 1 else "channels_last"
         why = ", ".join([*(who for _, who in said), *by])
-        return Decision(
-            "channels_first" if features == 1 else sequence, shape[features], why, walked, shaping
-        )
+        axes_found: Axes = "channels_first" if features == 1 else sequence
+        return Decision(axes_found, shape[features], why, walked, shaping, guessed)
 
     def _say_features(
         self, shape: tuple[int, ...], shaping: Shaping | None
@@ -132,19 +151,21 @@ class Witnesses:
         shape: tuple[int, ...],
         features: int,
         shaping: Shaping | None,
-        earlier: Decision | None,
+        earlier: Axes | None,
+        find_length: Callable[[], int | None] | None,
     ) -> tuple[int, list[str]]:
         """The axis of the samples, 0 or 1, and who says so."""
         sequence = len(shape) == 3 and features == 2
         counts = self.input.samples
         here = [axis for axis in ((0, 1) if sequence else (0,)) if shape[axis] in counts]
-        if counts and not here:
+        if counts and (not here or self._may_be_windows(shape, here, shaping, earlier)):
             given = " or ".join(str(count) for count in dict.fromkeys(counts))
+            fits = "surely fits" if here else "fits"
             raise self._refusal(
                 shape,
                 [
-                    f"axis {features} holds the features, but no other axis fits the model's input "
-                    f"with {given} samples: are they cut into windows, or packed into rows?"
+                    f"axis {features} holds the features, but no other axis {fits} the model's "
+                    f"input with {given} samples: are they cut into windows, or packed into rows?"
                 ],
             )
         if shaping is not None and shaping.folded:
@@ -167,9 +188,32 @@ class Witnesses:
         if len(said) > 1:
             texts = [f"{who} says that axis {axis} holds the samples" for axis, who in said.items()]
             raise self._refusal(shape, texts)
+        if not said and earlier is None and len(here) > 1 and find_length is not None:
+            length = find_length()
+            if length in (0, 1):
+                said[1 - length] = "attention in its graph"
         for axis, who in said.items():
             return axis, [who]
-        return (1 if earlier is not None and earlier.axes == "length_first" else 0), []
+        if earlier is None and len(here) > 1:
+            return 0, [_GUESSED]
+        return (1 if earlier == "length_first" else 0), []
+
+    def _may_be_windows(
+        self,
+        shape: tuple[int, ...],
+        here: list[int],
+        shaping: Shaping | None,
+        earlier: Axes | None,
+    ) -> bool:
+        """Whether axis 0 may hold windows of an image, of as many tokens as there are samples.
+
+        Such windows look like (L, M, C), unless something else says that the length comes first.
+        """
+        if here != [1] or not self.input.images or shape[0] % shape[1]:
+            return False
+        said = shaping is not None and shaping.samples == 1
+        said = said or earlier == "length_first"
+        return not (said or self.length_may_be_first or self.batch_first is False)
 
     def _refusal(
         self, shape: tuple[int, ...], said: list[str], kind: type[ValueError] = ValueError
@@ -188,6 +232,12 @@ def _features(axes: Axes, dim: int) -> int:
     return 1 if axes == "channels_first" else dim - 1
 
 
+_GUESSED = "axis 0 taken for the samples"
+_MOVED = (
+    "its input is a transposed view, so it may mix tokens; the graph of what comes before it would "
+    "tell, in a training forward that is not compiled, if gradients reach the norm or convolution "
+    "there"
+)
 _NO_GRAPH = (
     "without a graph only the types of its modules tell; a training forward that is not compiled, "
     "of a layer that gradients reach, knows more"

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from atomsep.hooks.adding import add_to_loss, find_loss
 from atomsep.hooks.attachment import Attachment
-from atomsep.integrations.logged import parts, pictures
+from atomsep.hooks.copies import attachments
+from atomsep.integrations.logged import parts, pictures, prefixes
 
 try:
     from lightning.pytorch import Callback
@@ -42,31 +43,41 @@ class AtomModeling(Callback):
         trainer = lightning.Trainer(callbacks=[AtomModeling(attachment)])
         trainer.fit(module, loader)
         ```
+
+    With several attachments, pass one callback for each.
     """
 
     def __init__(self, attachment: Attachment, *, images: int = 8) -> None:
         self.attachment, self.images = attachment, images
         self._term: Tensor | None = None
         self._logged = 0
-        self._own_step: Any = None
+        self._step: Any = None
+        alike = [a for a in attachments(attachment.model) if a.layers == attachment.layers]
+        self._number = alike.index(attachment) if attachment in alike else 0
+
+    @property
+    def state_key(self) -> str:
+        """Where the checkpoint keeps the learned maps; each attachment has a place of its own."""
+        number = {"number": self._number} if self._number else {}
+        return self._generate_state_key(layers=self.attachment.layers, **number)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Wrap the training step."""
         if stage != "fit":
             return
         self._check(pl_module)
-        own_step = self._own_step = pl_module.training_step
 
-        @wraps(own_step)
+        @wraps(pl_module.training_step)
         def training_step(*args: Any, **kwargs: Any) -> Any:
-            output = own_step(*args, **kwargs)
-            if find_loss(output, "loss") is None:  # Lightning skips or refuses such a step
+            output = training_step.__wrapped__(*args, **kwargs)
+            # Lightning skips or refuses a step without a loss.
+            if self._step is not training_step or find_loss(output, "loss") is None:
                 return output
             term = self.attachment.loss()
             self._term = term.detach()
             return add_to_loss(output, "loss", term)
 
-        pl_module.training_step = training_step
+        self._step = pl_module.training_step = training_step
 
     def _check(self, pl_module: Any) -> None:
         name = type(pl_module).__name__
@@ -88,12 +99,21 @@ class AtomModeling(Callback):
             )
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Give the module its own training step back."""
-        if stage == "fit" and self._own_step is not None:
-            del pl_module.training_step
-            if pl_module.training_step != self._own_step:  # it was an attribute before
-                pl_module.training_step = self._own_step
-            self._own_step = None
+        """Give the module its own training step back, or that of the callbacks that are left."""
+        if stage != "fit" or self._step is None:
+            return
+        mine, self._step = self._step, None
+        step, around = pl_module.training_step, None
+        while step is not mine and hasattr(step, "__wrapped__"):
+            step, around = step.__wrapped__, step
+        if step is not mine:
+            return  # wrapped by somebody else; ours adds nothing from now on
+        if around is not None:
+            around.__wrapped__ = mine.__wrapped__
+            return
+        del pl_module.training_step
+        if pl_module.training_step != mine.__wrapped__:  # it was an attribute before
+            pl_module.training_step = mine.__wrapped__
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Do the same where a fit ends with an error, which skips the teardown."""
@@ -132,7 +152,11 @@ class AtomModeling(Callback):
         if not (due and trainer.loggers and trainer.is_global_zero and self._term is not None):
             return
         self._logged = step
-        numbers = {"atom/loss": self._term.item(), **parts(self.attachment)}
+        together = _together(trainer)
+        prefix = "atom/"
+        if len(together) > 1:
+            [prefix, *_] = prefixes(self.attachment, together).values()
+        numbers = {f"{prefix}loss": self._term.item(), **parts(self.attachment, together)}
         for logger in trainer.loggers:
             logger.log_metrics(numbers, step=step - 1)  # Lightning counts steps from 0
 
@@ -150,7 +174,8 @@ class AtomModeling(Callback):
         if not (first and self.images and trainer.is_global_zero):
             return
         takers = [logger for logger in trainer.loggers if _image_method(logger) is not None]
-        drawn = pictures(self.attachment, self.images) if takers else {}
+        together = _together(trainer)
+        drawn = pictures(self.attachment, self.images, together) if takers else {}
         for logger in takers:
             for name, image in drawn.items():
                 _image_method(logger)(name, image, trainer.global_step)
@@ -162,6 +187,11 @@ class AtomModeling(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of the learned maps from a checkpoint."""
         self.attachment.load_state_dict(state_dict)
+
+
+def _together(trainer: Any) -> list[Attachment]:
+    """The attachments of all such callbacks."""
+    return [each.attachment for each in trainer.callbacks if isinstance(each, AtomModeling)]
 
 
 def _image_method(logger: Any) -> Any:

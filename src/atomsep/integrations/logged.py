@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -12,24 +15,46 @@ _PIXELS = 8  # a token's width in the picture
 _GAP = 2  # tokens between two samples
 
 
-def parts(attachment: Attachment) -> dict[str, float]:
-    """The statistics as `atom/energy` and so on; with several layers, as `atom/LAYER/energy`."""
-    stats = attachment.stats
-    by_layer = {"": stats} if len(attachment.layers) == 1 else stats
+def prefixes(attachment: Attachment, together: Sequence[Attachment] = ()) -> dict[str, str]:
+    """What the names of each layer's values begin with: `atom/`, or `atom/LAYER/` if several log.
+
+    Args:
+        attachment: whose layers are meant.
+        together: all attachments of the trainer; a layer that is in two of them gets a number.
+    """
+    layers = [(one, name) for one in together or [attachment] for name in one.layers]
+    if len(layers) == 1:
+        return dict.fromkeys(attachment.layers, "atom/")
+    found = {}
+    for name in attachment.layers:
+        number = [one for one, other in layers if other == name].index(attachment) + 1
+        found[name] = f"atom/{name}/" if number == 1 else f"atom/{name}:{number}/"
+    return found
+
+
+def parts(attachment: Attachment, together: Sequence[Attachment] = ()) -> dict[str, float]:
+    """The statistics as `atom/energy` and so on; see `prefixes`."""
     return {
-        f"atom/{layer}/{name}" if layer else f"atom/{name}": float(value)
-        for layer, values in by_layer.items()
+        prefix + name: float(value)
+        for prefix, values in _by_prefix(attachment, attachment.stats, together)
         for name, value in values.items()
         if name != "training"  # what is logged is of training forwards
     }
 
 
-def pictures(attachment: Attachment, samples: int) -> dict[str, Tensor]:
+def pictures(
+    attachment: Attachment, samples: int, together: Sequence[Attachment] = ()
+) -> dict[str, Tensor]:
     """The importance of the last forward as one picture per layer, by name."""
-    importance = attachment.importance
-    if len(attachment.layers) == 1:
-        return {"atom/importance": picture(importance, samples)}
-    return {f"atom/{name}/importance": picture(i, samples) for name, i in importance.items()}
+    importance = _by_prefix(attachment, attachment.importance, together)
+    return {f"{prefix}importance": picture(each, samples) for prefix, each in importance}
+
+
+def _by_prefix(
+    attachment: Attachment, values: Any, together: Sequence[Attachment]
+) -> Iterator[tuple[str, Any]]:
+    for name, prefix in prefixes(attachment, together).items():
+        yield prefix, values if len(attachment.layers) == 1 else values[name]
 
 
 @torch.no_grad()

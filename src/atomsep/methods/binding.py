@@ -88,7 +88,7 @@ class LatentBinding(Binding):
 
     def _hook(self, module: nn.Module, args: Any, output: Any) -> Any:
         key, latent = self.reader.pick(output)
-        layout = self.reader.layout(latent)
+        layout = self.reader.layout(latent, args)
         training = self.reader.model.training and torch.is_grad_enabled()
         for_loss = rest = latent
         if training:
