@@ -13,10 +13,10 @@ from study.questions import PLAIN, QUESTIONS, Arm
 from study.results import read
 from study.tables import (
     PAGES,
-    PERCENT,
     Values,
     compared,
     gain_sign,
+    in_words,
     markdown,
     name_of,
     of_task,
@@ -154,10 +154,9 @@ def summary() -> str:
             continue
         each = compared(values)[arm]
         plain = fmean(values[PLAIN][seed] for seed in each.seeds)
-        unit = ", %" if metric in PERCENT else ""
         gain = f"{signed(each.difference)} ({interval_text(each.low, each.high)})"
         cells = [str(len(each.seeds)), f"{plain:.2f}", gain, p_text(each.t_holm)]
-        lines.append([TASKS[task].title, metric + unit, *cells])
+        lines.append([TASKS[task].title, in_words(metric), *cells])
     return markdown(lines)
 
 

@@ -26,6 +26,19 @@ PERCENT = ("top1", "accuracy", "mcc", "f1", "ece", "precision", "recall")
 LESS_IS_BETTER = ("frechet", "reverse_kl", "ece", "nll")
 """Beginnings of the names of metrics of which less is better."""
 
+NAMES = {
+    "frechet_classifier": "Fréchet distance",
+    "frechet_efficientnet_lite0": "Fréchet distance",
+    "modes": "modes of 1,000",
+    "reverse_kl": "reverse KL",
+    "mcc": "MCC",
+    "f1": "macro F1",
+    "top1": "top-1",
+    "ece": "ECE",
+    "nll": "NLL",
+}
+"""Metrics in words, where their names are not."""
+
 Values = dict[Arm, dict[int, float]]
 """A metric by arm and seed."""
 
@@ -67,6 +80,18 @@ def name_of(arm: Arm) -> str:
     return f"{arm.method}{strength}{options}"
 
 
+def in_words(metric: str) -> str:
+    """A metric with its unit.
+
+    Example:
+        >>> in_words("ema_recall")
+        'recall of the average, %'
+    """
+    plain = metric.removeprefix("ema_")
+    average = " of the average" if plain != metric else ""
+    return NAMES.get(plain, plain) + average + (", %" if plain in PERCENT else "")
+
+
 def gain_sign(metric: str) -> int:
     """1 if more of a metric is better, -1 if less is."""
     return -1 if metric.removeprefix("ema_").startswith(LESS_IS_BETTER) else 1
@@ -79,8 +104,7 @@ def of_task(question: str, task: str, metric: str = "") -> str:
     values = values_of(rows, metric)
     if PLAIN not in values:
         return "No runs yet.\n"
-    unit = ", %" if metric.removeprefix("ema_") in PERCENT else ""
-    lines = [["arm", "seeds", metric + unit, "difference", "better", "p", "broken down"]]
+    lines = [["arm", "seeds", in_words(metric), "difference", "better", "p", "broken down"]]
     comparisons = compared(values)
     for arm in _ordered(question, task, values):
         own, each = values[arm], comparisons.get(arm)

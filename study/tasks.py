@@ -63,33 +63,38 @@ EXAMPLE_MNIST = (
 
 TASKS = {
     "demo": Task(
-        *("Gaussian mixtures as in the demo", "synthetic", ("accuracy",), ("evaluate_every=0",)),
+        *(
+            "Gaussian mixtures, rate 0.3 as in the demo",
+            "synthetic",
+            ("accuracy",),
+            ("evaluate_every=0",),
+        ),
         ("learning_rate", (0.3,)),
         tries=1,
         sign=1,
     ),
     "mixtures": Task(
-        *("Gaussian mixtures", "synthetic", ("accuracy",), ("evaluate_every=0",)),
+        *("Gaussian mixtures, rate tuned", "synthetic", ("accuracy",), ("evaluate_every=0",)),
         ("learning_rate", (0.1, 0.3, 1.0, 3.0, 10.0)),
         tries=3,
         sign=1,
         steps=640,
     ),
     "digits": Task(
-        *("Digits, 16 px DCGAN", "digits-gan", GAN, ()),
+        *("Digits DCGAN, 16 px", "digits-gan", GAN, ()),
         ("learning_rate", (2e-4, 5e-4, 1e-3)),
         tries=3,
         steps=2320,
     ),
     "small-stacked": Task(
-        *("Stacked MNIST, 16 px DCGAN", "small-stacked-gan", MODES, ()),
+        *("Stacked MNIST DCGAN, 16 px", "small-stacked-gan", MODES, ()),
         ("learning_rate", (2e-4, 5e-4, 1e-3)),
         tries=1,
         sign=1,
         steps=4000,
     ),
     "example-mnist": Task(
-        *("MNIST, DCGAN as in PyTorch's example", "mnist-gan", GAN, EXAMPLE_MNIST),
+        *("MNIST DCGAN as in PyTorch's example", "mnist-gan", GAN, EXAMPLE_MNIST),
         ("learning_rate", (2e-4,)),
         tries=1,
         gpu_seconds=8,
@@ -101,7 +106,7 @@ TASKS = {
         gpu_seconds=12,
     ),
     "example-stacked": Task(
-        *("Stacked MNIST, DCGAN as in PyTorch's example", "stacked-mnist-gan", MODES),
+        *("Stacked MNIST DCGAN as in PyTorch's example", "stacked-mnist-gan", MODES),
         (
             *(*EXAMPLE, "discriminator_width=16", "epochs=2"),
             *("evaluate_every=1000", "average_last=1"),
