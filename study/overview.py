@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
+from atomsep.experiments.sweeps.comparison import ENOUGH
 from atomsep.report.numbers import interval_text, p_text, signed
 from study.equilibrium import table_rows
 from study.questions import PLAIN, QUESTIONS, Arm
@@ -34,11 +35,11 @@ class Gain(NamedTuple):
 
 
 def gains_in(values: Values, metric: str) -> dict[Arm, Gain]:
-    """Every arm against plain training, over the seeds that both have."""
+    """Every arm with enough seeds against plain training."""
     found = {}
     for arm, each in compared(values).items():
         plain = {seed: values[PLAIN][seed] for seed in each.seeds}
-        if plain:
+        if len(plain) >= ENOUGH:
             scale = 100 * gain_sign(metric) / fmean(plain.values())
             pairs = [scale * (values[arm][seed] - plain[seed]) for seed in each.seeds]
             found[arm] = Gain(fmean(pairs), min(pairs))
