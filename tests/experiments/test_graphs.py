@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny_runs import read_metrics, run
+from torch._dynamo.testing import CompileCounter
 
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.machine import Machine, make_fabric
@@ -17,12 +19,16 @@ from atomsep.experiments.registry import find_experiment, run_key
 from atomsep.experiments.task import Context, Task
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+# Dynamo looks at all attributes of a tensor that another model computed.
+of_torch = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 CHANGES = {
     "flowers": ["augmentation=crop-flip"],
     "mnist-gan": ["batch=64"],
     "cola": ["bucketed=true"],
     "synthetic": [],
 }
+
+SMALL = {"mnist-gan": ("train_samples=128", "samples=64"), "synthetic": ()}
 
 
 def make_task(name: str, method: str, device: str, folder: Path, *changes: str) -> Task:
@@ -120,14 +126,36 @@ def test_steps_that_decide_on_the_host_are_refused(
         make_task("synthetic", "atom", "cuda", tmp_path, "graph=true", change)
 
 
-def test_a_compiled_model_trains_as_it_does_uncompiled(tmp_path: Path) -> None:
-    _, plain = run(find_experiment("synthetic"), "atom", tmp_path / "a")
-    _, compiled = run(find_experiment("synthetic"), "atom", tmp_path / "b", "compile=true")
+@of_torch
+@pytest.mark.parametrize("name", ["synthetic", "mnist-gan"])
+def test_a_compiled_model_trains_as_it_does_uncompiled(name: str, tmp_path: Path) -> None:
+    _, plain = run(find_experiment(name), "atom", tmp_path / "a", *SMALL[name])
+    _, compiled = run(find_experiment(name), "atom", tmp_path / "b", *SMALL[name], "compile=true")
+    parts = ("discriminator", "generator") if name == "mnist-gan" else ("cross-entropy",)
     for before, after in zip(*map(read_metrics, (plain.folder, compiled.folder)), strict=True):
-        for part in ("cross-entropy", "method"):
+        for part in (*parts, "method"):
             assert after[part] == pytest.approx(before[part], rel=1e-3), after["epoch"]
     before, after = (torch.load(each.model, weights_only=True) for each in (plain, compiled))
-    assert before["model"].keys() == after["model"].keys()
+    assert before.keys() == after.keys()
+    for model in before.keys() - {"method"}:
+        assert before[model].keys() == after[model].keys()
+
+
+@of_torch
+def test_a_gan_compiles_nothing_after_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the generator's step turns the discriminator's gradients off and on again."""
+    counter, compile = CompileCounter(), torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(compile, backend=counter))
+    torch._dynamo.reset()
+    task = make_task("mnist-gan", "atom", "cpu", tmp_path, "compile=true")
+    found = []
+    for batch in list(task.batches(0, 0))[:4]:
+        task.step(batch, 0.0)
+        found.append(counter.frame_count)
+    assert found[0] >= 3, "the generator, and the discriminator with and without gradients"
+    assert found == found[:1] * 4
 
 
 def test_a_rate_is_set_for_all_parameters_as_a_number_or_where_a_graph_reads_it() -> None:

@@ -26,6 +26,9 @@ from atomsep.experiments.files import FULL, alone
 VERSION = 1
 """Layout of the folders; a cache of another version is not used."""
 
+DISK = 0.25
+"""Share of the free disk space that decoded images may take unasked."""
+
 ABOUT = "about.json"
 HEADER = 128
 """Bytes before the data of an array that `growing` writes."""

@@ -23,8 +23,9 @@ MAY_BE_EMPTY = (
 """Columns that are left out if they would be empty."""
 
 BROKE_DOWN = (
-    "Broke down: the discriminator's loss stayed near 0, or the metric became ten times worse than "
-    "before. These runs count like all others; see broken_down in their result.json."
+    "Broke down: the discriminator's loss stayed near 0, the metric became ten times worse than "
+    "before, or almost all modes were missing from the start. These runs count like all others; "
+    "see broken_down in their result.json."
 )
 
 NOT_COMPARED = Comparison((), *(math.nan,) * 7)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_gans import bare, run, task_of
+from tiny_gans import bare, run, task_of, tiny
 from tiny_runs import read_metrics
 
 from atomsep.experiments.gan.breakdown import find_breakdown
+from atomsep.experiments.registry import find_experiment
 
 RECORDED = Path(__file__).parents[3] / "benchmarks" / "results" / "first_runs"
 
@@ -59,6 +60,31 @@ def test_a_metric_that_became_ten_times_worse() -> None:
     assert found == "d went from 900 after 2000 steps to 80 after 4000"
 
 
+@pytest.mark.parametrize(("values", "better"), [((900, 80), True), ((30, 310), False)])
+def test_a_metric_that_is_not_a_number_hides_nothing(
+    values: tuple[float, float], better: bool
+) -> None:
+    nan = float("nan")
+    for course in ({0: nan, 1: values[0], 2: values[1]}, {0: values[0], 1: nan, 2: values[1]}):
+        found = find_breakdown(lines([0.5] * 3, course), "d", better)
+        assert found is not None
+        assert found.endswith(f"to {values[1]} after 3000")
+    assert find_breakdown(lines([0.5] * 2, {0: nan, 1: values[0]}), "d", better) is None
+
+
+def test_a_metric_that_was_never_above_its_floor() -> None:
+    def found(course: dict[int, float], better: bool = True) -> str | None:
+        return find_breakdown(lines([0.5] * 3, course), "d", better, floor=10)
+
+    assert found({0: 1, 1: 1, 2: 2}) == "d was never above 2 in 3000 steps"
+    assert found({2: 10})
+    assert found({0: 1, 2: 11}) is None, "it recovered"
+    assert found({}) is None
+    assert found({0: 1, 2: 2}, better=False) is None
+    short = [{"step": 499, "discriminator": 0.5, "metrics": {"d": 1}}]
+    assert find_breakdown(short, "d", True, floor=10) is None, "it has hardly begun"
+
+
 def test_on_the_recorded_runs() -> None:
     """Those of the documentation: who broke down there is known from looking at them."""
     found = {}
@@ -102,3 +128,11 @@ def test_the_judges_metric_is_what_counts() -> None:
     task = task_of(bare())
     some = [{"step": n, "metrics": {"frechet_Means": d}} for n, d in ((1, 1.0), (2, 11.0))]
     assert str(task.broken_down(some)).startswith("frechet_Means went from 1")
+
+
+def test_one_mode_from_the_start_is_a_breakdown() -> None:
+    stacked = find_experiment("stacked-mnist-gan")
+    task = task_of(tiny(stacked))
+    for modes, broken in ((1, True), (10, True), (681, False)):  # the last is a recorded run's
+        some = [{"step": n, "metrics": {"modes": modes}} for n in (1000, 2000)]
+        assert bool(task.broken_down(some)) == broken

@@ -223,7 +223,7 @@ def test_images_come_from_the_folder_that_is_set(tmp_path: Path) -> None:
         Image.new("RGB", (140, 150 + number), (40 * number, 0, 0)).save(tmp_path / f"{number}.png")
     key = run_key(FACES, "plain", 0, ["size=128", f"folder={tmp_path}"])
     fabric = make_fabric(Machine(device="cpu"), "32-true")
-    found = find_images(Context(key.settings, "plain", 0, fabric, Machine().data))
+    found = find_images(Context(key.settings, "plain", 0, fabric, tmp_path / "data"))
     assert found.images.shape == (6, 3, 128, 128)
     assert found.images[:, 0].flatten(1).amax(1).tolist() == [40 * n for n in range(6)]
     default = run_key(FACES, "plain", 0)

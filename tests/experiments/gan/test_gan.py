@@ -23,7 +23,7 @@ from tiny_gans import (
 from tiny_runs import read_metrics
 from torch import Tensor, nn
 
-from atomsep import AtomLoss
+from atomsep import AtomLoss, load_run
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan.adversarial import Gan
 from atomsep.experiments.gan.dcgan import Discriminator, Generator
@@ -234,8 +234,10 @@ def test_own_images(tmp_path: Path) -> None:
         Image.new("RGB", (70 + number, 90), (int(shade), 0, 255)).save(folder / f"{number}.png")
     settings = [f"folder={tmp_path / 'images'}", "epochs=1", "batch=4", "samples=4"]
     key = run_key(OWN, "atom", 0, settings, tiny=True)
-    result = run(key, tmp_path / "runs")
+    result = run(key, tmp_path / "runs", data=tmp_path / "data")
     assert result["metrics"]["frechet_classifier"] > 0
+    assert list((tmp_path / "data" / "cache").glob("pictures-*/images.npy"))
+    assert load_run(key.folder(tmp_path / "runs")).sample(2).images.shape == (2, 3, 64, 64)
     for settings, message in (
         (["folder=", "width=4"], "name the folder of the images with --set folder=PATH"),
         (["channels=2"], "no choice '2' for channels"),

@@ -146,35 +146,97 @@ def test_missing_and_damaged_data(tmp_path: Path) -> None:
         cifar10(tmp_path, download=False)
 
 
-def test_any_folder_of_images(tmp_path: Path) -> None:
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Two images in one class, one in another, of different sizes, and a file that is none."""
     rng = np.random.default_rng(0)
+    root = tmp_path / "images"
     for name, shape in (("b/1.png", (70, 90, 3)), ("a/2.PNG", (100, 64)), ("a/x/3.jpg", (30, 40))):
-        path = tmp_path / name
+        path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, shape, np.uint8)).save(path)
-    (tmp_path / "a" / "notes.txt").write_text("no image")
-    found = folder(tmp_path, channels=3)
+    (root / "a" / "notes.txt").write_text("no image")
+    return root
+
+
+@pytest.fixture
+def decodings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sides of the images that were decoded."""
+    found: list[int] = []
+    resized = pictures._resized
+
+    def counting(image: Any, channels: int, side: int) -> Any:
+        found.append(side)
+        return resized(image, channels, side)
+
+    monkeypatch.setattr(pictures, "_resized", counting)
+    return found
+
+
+def test_any_folder_of_images(images: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    found = folder(images, 3, cache)
     assert found.images.shape == (3, 3, 64, 64)
     assert found.labels is not None
     assert found.labels.tolist() == [0, 0, 1]
-    expected = EXAMPLE(Image.open(tmp_path / "b/1.png"))
+    expected = EXAMPLE(Image.open(images / "b/1.png"))
     assert torch.equal(found.images[2].float() / 255, expected)
-    assert folder(tmp_path, channels=1).images.shape == (3, 1, 64, 64)
-    assert folder(tmp_path / "b", channels=3).labels is None
+    assert folder(images, 1, cache).images.shape == (3, 1, 64, 64)
+    assert folder(images / "b", 3, cache).labels is None
 
 
-def test_images_that_cannot_be_read_are_named_and_counted(tmp_path: Path) -> None:
+def test_a_folder_is_decoded_once(images: Path, tmp_path: Path, decodings: list[int]) -> None:
+    """For each size and number of channels, and again if a file changes."""
+    cache = tmp_path / "cache"
+    first = folder(images, 3, cache)
+    again = folder(images, 3, cache)
+    assert decodings == [64] * 3
+    assert torch.equal(first.images, again.images)
+    assert again.labels is not None
+    assert again.labels.tolist() == [0, 0, 1]
+    assert folder(images, 3, cache, side=32).images.shape == (3, 3, 32, 32)
+    assert decodings == [64] * 3 + [32] * 3
+    Image.new("RGB", (64, 64), (1, 2, 3)).save(images / "b/1.png")
+    assert folder(images, 3, cache).images[2, :, 0, 0].tolist() == [1, 2, 3]
+    assert len(decodings) == 9
+
+
+def test_a_folder_without_room_on_the_disk_is_read_into_memory(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (images / "a" / "0.png").write_bytes(b"no picture")
+    kept = folder(images, 3, tmp_path / "cache", skip_unreadable=True)
+
+    def full(*args: Any, **options: Any) -> Any:
+        raise NoRoomError("the disk is full")
+
+    monkeypatch.setattr(pictures, "cached_arrays", full)
+    read = folder(images, 3, tmp_path / "cache", skip_unreadable=True)
+    assert torch.equal(read.images, kept.images)
+    assert read.unreadable == kept.unreadable
+
+
+def test_images_that_cannot_be_read_are_named_and_counted(
+    tmp_path: Path, decodings: list[int]
+) -> None:
+    images, cache = tmp_path / "images", tmp_path / "cache"
+    images.mkdir()
     with pytest.raises(ExperimentError, match="it holds no image"):
-        folder(tmp_path, channels=3)
-    (tmp_path / "bad.png").write_bytes(b"no picture")
-    with pytest.raises(UnreadableSampleError, match="bad.png cannot be read.*unreadable=skip"):
-        folder(tmp_path, channels=3)
+        folder(images, 3, cache)
+    (images / "bad.png").write_bytes(b"no picture")
+    with pytest.raises(UnreadableSampleError, match="bad.png.* cannot be read.*unreadable=skip"):
+        folder(images, 3, cache)
     with pytest.raises(ExperimentError, match="none of its 1 images can be read"):
-        folder(tmp_path, channels=3, skip_unreadable=True)
-    Image.new("RGB", (64, 64)).save(tmp_path / "good.png")
-    found = folder(tmp_path, channels=3, skip_unreadable=True)
-    assert len(found) == 1
-    assert found.unreadable == (str(tmp_path / "bad.png"),)
+        folder(images, 3, cache, skip_unreadable=True)
+    Image.new("RGB", (64, 64)).save(images / "good.png")
+    for _ in range(2):  # decoded, then from the cache
+        found = folder(images, 3, cache, skip_unreadable=True)
+        assert len(found) == 1
+        [name] = found.unreadable
+        assert name.split()[0] == str(images / "bad.png")
+    assert len(decodings) == 1
+    with pytest.raises(UnreadableSampleError, match="bad.png.* cannot be read"):
+        folder(images, 3, cache)  # which a run that leaves it out has decoded
 
 
 def test_the_digits_are_embedded() -> None:

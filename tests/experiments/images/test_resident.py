@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from atomsep.experiments import machine
 from atomsep.experiments.cache import NoRoomError
@@ -215,8 +216,10 @@ def test_a_label_out_of_range_is_refused(samples: Samples, tmp_path: Path) -> No
         resident_feed(decoded, recipe, classes=1)
 
 
-def run(files: Path, root: Path, place: str, *changes: str, method: str = "plain") -> Any:
-    key = run_key(OWN_IMAGES, method, 0, [*QUICK, f"folder={files}", "batch=8", *changes])
+def run(
+    files: Path, root: Path, place: str, *changes: str, method: str = "plain", seed: int = 0
+) -> Any:
+    key = run_key(OWN_IMAGES, method, seed, [*QUICK, f"folder={files}", "batch=8", *changes])
     where = Machine(device="cpu", data=root / "data", data_on=place, tensorboard=False)
     result = train(OWN_IMAGES, key, root / place, where)
     lines = (key.folder(root / place) / "metrics.jsonl").read_text().splitlines()
@@ -248,6 +251,31 @@ def test_training_with_crops_is_close_to_the_loader_s(files: Path, tmp_path: Pat
     assert curves[1] == pytest.approx(curves[0], rel=0.03)
     assert curves[2] == pytest.approx(curves[1], rel=1e-4)
     assert curves[0] != pytest.approx(curves[0][::-1], rel=0.03), "the curve is not flat"
+
+
+@pytest.mark.slow
+def test_accuracy_over_five_seeds_is_the_loader_s_within_noise(tmp_path: Path) -> None:
+    """The same crops, resized by other arithmetic: less of a difference than another seed makes."""
+    digits = load_digits()
+    for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+        if number < 450:
+            part = "train" if number % 3 else "val"
+            file = tmp_path / "digits" / part / str(label) / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray((pixels * 15.9).astype("uint8")).resize((24, 24)).save(file)
+    changes = ("epochs=4", "batch=32", "learning_rate=0.1", "crop_scale=0.4", "evaluate_every=0")
+    accuracy = np.array(
+        [
+            [
+                run(tmp_path / "digits", tmp_path, place, *changes, seed=seed)[0]["metrics"]["top1"]
+                for seed in range(5)
+            ]
+            for place in ("loader", "device")
+        ]
+    )
+    loader, device = accuracy
+    assert loader.mean() > 0.25, "it learns more than chance, which is 0.1"
+    assert abs((device - loader).mean()) < loader.std(ddof=1)
 
 
 def make_context(files: Path, data: Path, place: str = "auto", tiny: bool = False) -> Context:

@@ -230,8 +230,9 @@ class Gan(Task):
         return draw_noise(count, self.settings.z, self.seed, purpose).to(self.fabric.device)
 
     def broken_down(self, lines: Sequence[Mapping[str, Any]]) -> str | None:
-        """How the discriminator won over many steps, or the metric became ten times worse."""
-        return find_breakdown(lines, self.judge.metric, self.judge.higher_is_better)
+        """How the discriminator won, or the metric became ten times worse or never rose."""
+        judge = self.judge
+        return find_breakdown(lines, judge.metric, judge.higher_is_better, judge.floor)
 
     def parts(self) -> dict[str, Any]:
         """Both networks, their optimisers, the generator's average, the method."""

@@ -45,7 +45,8 @@ def build_own(context: Context) -> Task:
     def read() -> Pictures:
         if not folder:
             raise ExperimentError("name the folder of the images with --set folder=PATH")
-        return pictures.folder(Path(folder), channels, context.settings.unreadable == "skip")
+        skip, cache = context.settings.unreadable == "skip", context.data / "cache"
+        return pictures.folder(Path(folder), channels, cache, skip)
 
     return build(context, read, channels)
 

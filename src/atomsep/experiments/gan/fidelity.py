@@ -8,6 +8,7 @@ the features.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,6 +41,7 @@ class Fidelity:
     """
 
     higher_is_better = False
+    floor = -math.inf
 
     def __init__(self, features: Features, real: Tensor) -> None:
         if len(real) <= NEIGHBOURS:

@@ -1,26 +1,28 @@
 """The training images of the GANs: read once, resized as in the example, kept as bytes.
 
 Every image is brought to 64 px, or to the side that is set, as in the example (Pillow's bilinear
-resize of the shorter side, then the centre). Those of public data sets are kept in `data/cache`,
-for all runs. A step then indexes one tensor on the training device, and needs no loading processes.
+resize of the shorter side, then the centre) and kept in `data/cache`, for all runs. A step then
+indexes one tensor on the training device, and needs no loading processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from atomsep.experiments.cache import NoRoomError, cached_arrays
+from atomsep.experiments.cache import DISK, NoRoomError, cached_arrays, growing
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan.dcgan import SIDE
-from atomsep.experiments.images.decoded import ahead
-from atomsep.experiments.loading import UnreadableSampleError
+from atomsep.experiments.images.decoded import ahead, read_notes, write_notes
+from atomsep.experiments.loading import Unreadable, UnreadableSampleError, read_sample
+from atomsep.experiments.samples import Samples
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
 
@@ -32,7 +34,8 @@ class Pictures:
     Attributes:
         images: `(n, channels, side, side)`, bytes.
         labels: `(n,)`, or None where the images have none.
-        unreadable: names of files that were left out because they could not be read.
+        unreadable: names of files that were left out because they could not be read, with the
+            reason.
     """
 
     images: Tensor
@@ -182,12 +185,15 @@ def digits(channels: int, side: int = SIDE) -> Pictures:
     return Pictures(resize(pixels, channels, side), torch.from_numpy(labels.astype(np.int64)))
 
 
-def folder(path: Path, channels: int, skip_unreadable: bool = False, side: int = SIDE) -> Pictures:
+def folder(
+    path: Path, channels: int, cache_folder: Path, skip_unreadable: bool = False, side: int = SIDE
+) -> Pictures:
     """All images under a folder; if all are in subfolders, those are their classes.
 
     Args:
         path: the folder.
         channels: 1 for grey images, 3 for colour.
+        cache_folder: where to keep the resized images.
         skip_unreadable: leave out files that cannot be read, instead of stopping.
         side: height and width to bring them to.
 
@@ -195,37 +201,68 @@ def folder(path: Path, channels: int, skip_unreadable: bool = False, side: int =
         ExperimentError: there is no such folder, or no image in it.
         UnreadableSampleError: an image cannot be read.
     """
-    from PIL import Image
+    import PIL
 
     if not path.is_dir():
         raise ExperimentError(
             f"there is no folder {path}; name the folder of the images with --set folder=PATH"
         )
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
-    images, kept, unreadable = [], [], []
+    if not files:
+        raise ExperimentError(f"{path} cannot be trained on: it holds no image")
+    unreadable: dict[int, str] = {}
 
-    def read(index: int) -> Tensor | Exception:
-        try:
-            with Image.open(files[index]) as image:
-                return _resized(image, channels, side)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            return error
-
-    for file, image in zip(files, ahead(read, len(files)), strict=True):
-        if isinstance(image, Tensor):
-            images.append(image)
-            kept.append(file)
-        elif skip_unreadable:
-            unreadable.append(str(file))
-        else:
-            raise UnreadableSampleError(
-                f"{file} cannot be read ({image}); repair or remove it, or leave out such "
-                f"files with --set unreadable=skip"
+    def decoded() -> Iterator[Any]:
+        unreadable.clear()
+        yield from _decoded(files, channels, side, skip_unreadable, unreadable)
+        if len(unreadable) == len(files):
+            raise ExperimentError(
+                f"{path} cannot be trained on: none of its {len(files)} images can be read"
             )
-    if not images:
-        found = f"none of its {len(files)} images can be read" if files else "it holds no image"
-        raise ExperimentError(f"{path} cannot be trained on: {found}")
-    return Pictures(torch.stack(images), _classes(path, kept), tuple(unreadable))
+
+    shape = (channels, side, side)
+
+    def make(place: Path) -> None:
+        with growing(place / "images.npy", shape, "uint8") as append:
+            for image in decoded():
+                append(image[None])
+        write_notes(place, unreadable)
+
+    key = {"what": "pictures", "channels": channels, "side": side, "pillow": PIL.__version__}
+    expected = len(files) * math.prod(shape)
+    try:
+        found = cached_arrays(
+            cache_folder, "pictures", key, files, make, expected=expected, share=DISK
+        )
+        images, unreadable = found["images"], read_notes(found)
+    except NoRoomError:
+        import numpy as np
+
+        images = torch.from_numpy(np.fromiter(decoded(), np.dtype((np.uint8, shape))))
+    if unreadable and not skip_unreadable:  # an earlier run left them out
+        raise UnreadableSampleError.of(next(iter(unreadable.values())))
+    kept = [file for index, file in enumerate(files) if index not in unreadable]
+    return Pictures(images, _classes(path, kept), tuple(unreadable.values()))
+
+
+def _decoded(
+    files: list[Path], channels: int, side: int, skip: bool, unreadable: dict[int, str]
+) -> Iterator[Any]:
+    """The images as arrays `(channels, side, side)`; notes which files cannot be read."""
+    from PIL import Image
+
+    def read(file: Path) -> Any:
+        with Image.open(file) as image:
+            return _resized(image, channels, side).numpy()
+
+    samples = Samples(files, [0] * len(files), [""], list(map(str, files)), read)
+    for index, image in enumerate(ahead(partial(read_sample, samples), len(files))):
+        if not isinstance(image, Unreadable):
+            yield image
+        elif not skip or image.for_now:  # which would be kept for good
+            raise UnreadableSampleError.of(image)
+        else:
+            unreadable[index] = str(image)
 
 
 def _classes(root: Path, files: list[Path]) -> Tensor | None:

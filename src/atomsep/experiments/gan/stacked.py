@@ -83,6 +83,7 @@ class Modes:
 
     metric = "modes"
     higher_is_better = True
+    floor = 0.01 * MODES
 
     def __init__(
         self, reader: Classifier, held_out: Pictures, device: torch.device, *, sure: bool = True

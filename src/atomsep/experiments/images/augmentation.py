@@ -2,8 +2,11 @@
 
 A sample's draws depend on the seed, the epoch and its index, never on its batch. They are made on
 the CPU for a whole epoch at once, and applied to batches on the device (`batched.py`) or to single
-Pillow images in loading processes (here); both give the same images up to rounding. Torchvision
-and kornia do not offer this: draws by key, per sample, on images of different sizes.
+Pillow images in loading processes (here); both give the same images up to rounding.
+
+Torchvision's `transforms.v2` draws once for a whole batch, and kornia for each sample of it; but
+both draw from torch's global generator, where a sample's draws depend on all that were made before
+them, and both take only batches of images of one size.
 """
 
 from __future__ import annotations

@@ -85,8 +85,7 @@ def decode_once(
     # Images of different sizes take less than photographs in the format 3 : 2 would.
     expected = len(samples) * 3 * side * (side if central else side * 3 // 2)
     found = cached_arrays(folder, "images", key, samples.names, make, expected=expected, share=disk)
-    notes = json.loads(bytes(found["unreadable"].numpy()))
-    unreadable = {int(index): name for index, name in notes.items()}
+    unreadable = read_notes(found)
     if unreadable and not skip_unreadable:
         raise UnreadableSampleError.of(next(iter(unreadable.values())))
     return Decoded(found["pixels"], found["images"], torch.tensor(samples.labels), unreadable)
@@ -121,7 +120,18 @@ def _write(
                 start += pixels.size
             progress(index + 1, len(samples))
     np.save(part / "images.npy", images)
+    write_notes(part, unreadable)
+
+
+def write_notes(part: Path, unreadable: dict[int, str]) -> None:
+    """Keep the names of unreadable images, by index, beside the arrays of the others."""
     np.save(part / "unreadable.npy", np.frombuffer(json.dumps(unreadable).encode(), np.uint8))
+
+
+def read_notes(found: dict[str, Tensor]) -> dict[int, str]:
+    """The names of unreadable images, by index."""
+    notes = json.loads(bytes(found["unreadable"].numpy()))
+    return {int(index): name for index, name in notes.items()}
 
 
 def ahead(read: Callable[[int], Any], count: int) -> Iterator[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from functools import partial
 
-from atomsep.experiments.cache import NoRoomError
+from atomsep.experiments.cache import DISK, NoRoomError
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.images.augmentation import Augmentation
 from atomsep.experiments.images.decoded import are_files, decode_once
@@ -14,9 +14,6 @@ from atomsep.experiments.images.resident import ResidentFeed
 from atomsep.experiments.loading import LoaderFeed
 from atomsep.experiments.samples import Samples
 from atomsep.experiments.task import Context
-
-DISK = 0.25
-"""Share of the free disk space that decoded images may take unasked."""
 
 Feeds = tuple[LoaderFeed, LoaderFeed] | tuple[ResidentFeed, ResidentFeed]
 

@@ -35,7 +35,8 @@ def find_images(context: Context) -> Pictures:
     if context.tiny and not settings.folder:
         return pictures.digits(3, settings.size)
     folder = Path(settings.folder) if settings.folder else context.data / CELEBA
-    return pictures.folder(folder, 3, settings.unreadable == "skip", settings.size)
+    skip, cache = settings.unreadable == "skip", context.data / "cache"
+    return pictures.folder(folder, 3, cache, skip, settings.size)
 
 
 def load_faces(saved: Saved) -> TrainedGan:
