@@ -155,7 +155,7 @@ QUESTIONS = {
             "cola": [*at((0.01,), "atom"), Arm("atom", 0.01, ("charge=learned",))],
             "poem": [*at((0.01,), "atom"), Arm("atom", 0.01, ("charge=learned",))],
         },
-        {"poem": 10},
+        {},
     ),
     "settings": Question(
         "Which settings matter: scale, norm, sampling, charge, layer, nucleus?",
