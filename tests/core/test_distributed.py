@@ -98,6 +98,7 @@ CASES: dict[str, dict[str, Any]] = {
     "two layers": {"layers": ["first", "second"]},
     "accumulation": {"steps": 3, "masked": True},
     "compiled": {"compiled": True},
+    "compiled with learned maps": {"compiled": True, "maps": True, "steps": 2},
     "checkpointed": {"checkpointed": True},
 }
 IN_FLOAT32: dict[str, tuple[dict[str, Any], float]] = {

@@ -15,13 +15,14 @@ first row says how many of the others stand for samples, so no number has to rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from atomsep.core.averaging import Maps
 from atomsep.core.backend import backend_of
 from atomsep.core.handshake import compare
 from atomsep.core.reference import constraint_terms, listed_energy
@@ -36,6 +37,7 @@ class Ranks:
 
     Attributes:
         gathered: what was exchanged last; rows with a count of 0 stand for nobody.
+        maps: learned maps, whose gradients are averaged over the processes.
     """
 
     def __init__(self, group: Any) -> None:
@@ -45,6 +47,7 @@ class Ranks:
             )
         self.group = group
         self.gathered: Statistics | None = None
+        self.maps = Maps(self._handle)
         self.links: dict[tuple[Any, ...], Link] = {}
 
     def __deepcopy__(self, memo: Any) -> Ranks:
@@ -81,26 +84,8 @@ class Ranks:
         key = tuple(about.values())
         if key not in self.links:
             self.links[key] = Link(self, about | at_first(), samples, statistics.table.device)
+            self.maps.agreed()
         return self.links[key]
-
-    def average_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Have the gradients of parameters that no data-parallel wrapper knows averaged."""
-        for parameter in parameters:
-            hooks = (parameter._backward_hooks or {}).values()
-            if parameter.requires_grad and not any(isinstance(h, _Averaging) for h in hooks):
-                parameter.register_hook(_Averaging(self._handle))
-
-
-class _Averaging:
-    """A hook that replaces a gradient by its mean over the ranks."""
-
-    def __init__(self, group: Any) -> None:
-        self.group = group
-
-    def __call__(self, gradient: Tensor) -> Tensor:
-        mean = gradient / dist.get_world_size(self.group)
-        dist.all_reduce(mean, group=self.group)
-        return mean
 
 
 class Everyone(NamedTuple):

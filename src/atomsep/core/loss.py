@@ -166,7 +166,7 @@ class AtomLoss(nn.Module):
         """
         samples, length, features = layout.sizes(source)
         if self.ranks.several:
-            self.ranks.average_gradients(self.parameters())
+            self.ranks.maps.watch(self.parameters())
         if samples == 0 and self.ranks.several:
             return self._measure_nobody(source, layout)
         checks.check_tokens(source, samples, length, features, self.charge, self.position)
