@@ -109,6 +109,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 1) - 1))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--data-on", default="auto", help="as for atomsep train")
+    parser.add_argument("--dry", action="store_true", help="record nothing")
     given = parser.parse_args()
     if given.epochs < 4:
         parser.error("--epochs must be at least 4: the first warm up, and the last is evaluated")
@@ -134,7 +135,8 @@ def main() -> None:
             "against_reference_float32": round(rates[name] / rates["reference, float32"], 2),
         }
         print(row, flush=True)
-        record.append("imagenet", [row])
+        if not given.dry:
+            record.append("imagenet", [row])
 
 
 if __name__ == "__main__":

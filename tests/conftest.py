@@ -41,7 +41,7 @@ SLOW = {
         f"experiments/gan/test_{name}.py"
         for name in ("evaluation", "faces", "fidelity", "gan", "stacked")
     ),
-    *("core/test_distributed.py", "core/test_rank_agreement.py"),
+    *(f"core/test_{name}.py" for name in ("averaging", "distributed", "rank_agreement")),
     *("experiments/images/test_images.py", "experiments/text/test_text.py"),
     *("experiments/sweeps/test_search.py", "experiments/sweeps/test_sweep.py"),
     *("core/test_large_batches.py", "experiments/sweeps/test_ray.py"),

@@ -32,7 +32,7 @@ CORE = [
     ["kernels"],
     ["backend"],
     ["node"],
-    ["handshake"],
+    ["handshake", "averaging"],
     ["distributed"],
     ["loss"],
 ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -135,6 +136,17 @@ def check_mask(mask: Tensor, shape: tuple[int, ...] | torch.Size) -> None:
         raise ValueError(
             f"the mask has shape {tuple(mask.shape)}, but the tokens have {tuple(shape)}"
         )
+
+
+def whole(name: str, value: Any, kind: str) -> int:
+    """A whole number, NumPy's included, as one of Python.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be {kind}, not {value!r}")
+    return operator.index(value)
 
 
 def check_norm(norm: int) -> None:

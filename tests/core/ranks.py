@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -22,12 +23,17 @@ class Ranks:
     Args:
         size: how many.
         timeout: seconds after which a collective gives up.
+        tcp: whether the first of them hosts their store, which is a file otherwise.
     """
 
-    def __init__(self, size: int, timeout: float = 60) -> None:
+    def __init__(self, size: int, timeout: float = 60, tcp: bool = False) -> None:
         context = mp.get_context("spawn")
         self.folder = tempfile.TemporaryDirectory()
         store = Path(self.folder.name, "store").as_uri()
+        if tcp:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                store = f"tcp://127.0.0.1:{free.getsockname()[1]}"
         self.pipes, self.processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from atomsep import AtomLoss, attach, use_kernels
-from atomsep.core import kernels
+from atomsep.core import distributed, kernels
 from atomsep.core.layout import Layout
 from atomsep.functional import coulomb
 
@@ -98,6 +98,7 @@ CASES: dict[str, dict[str, Any]] = {
     "two layers": {"layers": ["first", "second"]},
     "accumulation": {"steps": 3, "masked": True},
     "compiled": {"compiled": True},
+    "compiled with learned maps": {"compiled": True, "maps": True, "steps": 2},
     "checkpointed": {"checkpointed": True},
 }
 IN_FLOAT32: dict[str, tuple[dict[str, Any], float]] = {
@@ -122,24 +123,46 @@ def test_it_is_in_lower_precision(four: Ranks, name: str) -> None:
     check(four.run(on_ranks, (5, 1, 7), case), tolerance)
 
 
-def growing(rank: int) -> Any:
-    """The second batch is ten times the first, on one rank alone."""
-    model, [attachment] = make({})
-    parts = [batch(2, torch.float64, rank), batch(30 if rank == 2 else 3, torch.float64, 9 + rank)]
+def growing(rank: int, at_hand: bool, pairs: str) -> Any:
+    """The second batch is ten times the first, on one rank alone; the third is small again.
+
+    Losses and a gradient, and those of one process. Without `at_hand` the hosts may not look at
+    what was exchanged, as on a GPU.
+    """
+    distributed._at_hand = lambda device: at_hand
+    model, [attachment] = make({"losses": [{"pairs": pairs}]})
+    alone, [theirs] = make({"losses": [{"pairs": pairs}]}, group=None)
+    sizes = [(2, 2, 0, 2), (3, 3, 30, 0), (1, 2, 3, 4)]
+    wholes = [batch(sum(each), torch.float64, step)[0] for step, each in enumerate(sizes)]
     values = []
-    for x, _ in parts:
-        model(x)
-        values.append(attachment.loss().item())
-    wholes = [torch.empty(0)] * dist.get_world_size()
-    dist.all_gather_object(wholes, parts[1][0])
-    alone, [theirs] = make({}, group=None)
-    alone(torch.cat(wholes))
-    return values[1], theirs.loss().item()
+    for whole, each in zip(wholes, sizes, strict=True):
+        model(whole.split(each)[rank])
+        alone(whole)
+        losses = attachment.loss(), theirs.loss()
+        for loss in losses:
+            loss.backward()
+        values.append([loss.item() for loss in losses])
+    distributed._at_hand = lambda device: True
+    dist.all_reduce(model.second.weight.grad)
+    return values, (model.second.weight.grad / len(sizes[0]), alone.second.weight.grad)
 
 
-def test_larger_batches_than_the_first_are_exchanged_too(four: Ranks) -> None:
-    for found, expected in four.run(growing):
-        assert found == pytest.approx(expected, rel=1e-12)
+@pytest.mark.parametrize("at_hand", [True, False], ids=["cpu", "as on a gpu"])
+def test_larger_batches_than_the_first_are_exchanged_too(four: Ranks, at_hand: bool) -> None:
+    for answer in four.run(growing, at_hand, "all"):
+        assert not isinstance(answer, str), answer
+        values, gradients = answer
+        for found, expected in values:
+            assert found == pytest.approx(expected, rel=1e-12)
+        torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
+
+
+def test_pairs_of_larger_batches_are_sampled_as_on_the_cpu(four: Ranks) -> None:
+    answers = [four.run(growing, at_hand, "sampled") for at_hand in (True, False)]
+    for here, there in zip(*answers, strict=True):
+        assert not isinstance(there, str), there
+        assert [mine for mine, _ in there[0]] == [mine for mine, _ in here[0]]
+        assert torch.equal(there[1][0], here[1][0])
 
 
 def leaving_out(rank: int) -> Any:

@@ -6,8 +6,10 @@ import copy
 import os
 import pickle
 import re
+import time
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -73,6 +75,44 @@ def differing(rank: int, what: str) -> None:
 def test_ranks_that_differ_are_told_on_every_rank(four: Ranks, what: str, values: str) -> None:
     for answer in four.run(differing, what):
         assert re.search(f"RuntimeError: .* {what} is {values}on rank 2", answer)
+
+
+def in_a_part(rank: int) -> Any:
+    group = dist.new_group([1, 3])
+    if rank not in (1, 3):
+        return None
+    model = Model()
+    attachment = attach(model, "second", AtomLoss(norm=1 if rank == 3 else 2, group=group))
+    model(batch(3, torch.float64)[0])
+    return attachment.loss().item()
+
+
+def test_ranks_of_a_group_go_by_their_own_numbers(four: Ranks) -> None:
+    answers = four.run(in_a_part)
+    for answer in answers[1::2]:
+        assert "norm is 2 on rank 1 and 1 on rank 3" in answer
+
+
+def with_numpy(rank: int) -> list[float]:
+    """Settings that come from NumPy, as those of a search often do, and Python's own."""
+    lengths, values = ("energy", "neutrality", "occupancy", "softening"), []
+    whole = {"norm": 1, "seed": 3, "tokens": 2, "charge": 1}
+    plain = {**dict.fromkeys(lengths, 0.25), **whole}
+    theirs = dict.fromkeys(lengths, np.float32(0.25))
+    theirs |= {name: np.int64(value) for name, value in whole.items()}
+    for given in (theirs, plain):
+        model = Model()
+        attachment = attach(model, "second", AtomLoss(pairs="sampled", **given), weight=0.5)
+        attachment.weight = np.float32(0.5)
+        model(batch(3, torch.float64, rank)[0])
+        values.append(attachment.loss().item())
+    return values
+
+
+def test_settings_may_be_numbers_of_numpy(four: Ranks) -> None:
+    for answer in four.run(with_numpy):
+        assert not isinstance(answer, str), answer
+        assert answer[0] == answer[1]
 
 
 def weighed_later(rank: int) -> list[float]:
@@ -164,3 +204,25 @@ def test_a_rank_that_does_not_come_is_an_error_on_the_others(how: str) -> None:
     assert "Error" in answer
     if how == "no attachment":
         assert "rank 1 did not ask for its atom loss within 15 seconds" in answer
+
+
+def without_host(rank: int) -> None:
+    model, [attachment] = make({})
+    model(batch(3, torch.float64)[0])
+    dist.barrier()
+    if rank == 0:
+        os._exit(1)
+    attachment.loss()
+
+
+def test_a_store_that_is_gone_is_no_timeout() -> None:
+    """As under torchrun, where the first process hosts the store of all."""
+    ranks = Ranks(2, timeout=60, tcp=True)
+    start = time.monotonic()
+    died, answer = ranks.run(without_host)
+    taken = time.monotonic() - start
+    ranks.close()
+    assert died == "died"
+    assert taken < 40, "it does not wait for the timeout"
+    assert "the connection to the other ranks was lost" in answer
+    assert "within" not in answer

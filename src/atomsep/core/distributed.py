@@ -10,20 +10,21 @@ Data-parallel training divides the sum of all gradients by the number of ranks. 
 is the gradient of one process on the concatenated batch, each rank's is multiplied by it here.
 
 Ranks may have different numbers of samples, also none. All send a block of the same height, and its
-first row says how many of the others stand for samples, so no number has to reach the host.
+first row says how many of the others stand for samples, so no number has to leave the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from atomsep.core.averaging import Maps
 from atomsep.core.backend import backend_of
-from atomsep.core.handshake import compare
+from atomsep.core.handshake import compare, connect_hosts
 from atomsep.core.reference import constraint_terms, listed_energy
 from atomsep.core.statistics import FIELDS, Statistics, Terms
 
@@ -36,6 +37,7 @@ class Ranks:
 
     Attributes:
         gathered: what was exchanged last; rows with a count of 0 stand for nobody.
+        maps: learned maps, whose gradients are averaged over the processes.
     """
 
     def __init__(self, group: Any) -> None:
@@ -45,6 +47,7 @@ class Ranks:
             )
         self.group = group
         self.gathered: Statistics | None = None
+        self.maps = Maps(self._handle)
         self.links: dict[tuple[Any, ...], Link] = {}
 
     def __deepcopy__(self, memo: Any) -> Ranks:
@@ -81,26 +84,8 @@ class Ranks:
         key = tuple(about.values())
         if key not in self.links:
             self.links[key] = Link(self, about | at_first(), samples, statistics.table.device)
+            self.maps.agreed()
         return self.links[key]
-
-    def average_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Have the gradients of parameters that no data-parallel wrapper knows averaged."""
-        for parameter in parameters:
-            hooks = (parameter._backward_hooks or {}).values()
-            if parameter.requires_grad and not any(isinstance(h, _Averaging) for h in hooks):
-                parameter.register_hook(_Averaging(self._handle))
-
-
-class _Averaging:
-    """A hook that replaces a gradient by its mean over the ranks."""
-
-    def __init__(self, group: Any) -> None:
-        self.group = group
-
-    def __call__(self, gradient: Tensor) -> Tensor:
-        mean = gradient / dist.get_world_size(self.group)
-        dist.all_reduce(mean, group=self.group)
-        return mean
 
 
 class Everyone(NamedTuple):
@@ -123,9 +108,9 @@ class Link:
     """How the ranks of a group exchange the statistics of one layer.
 
     The first exchange makes sure that all ranks mean the same loss, and agrees on the height of the
-    blocks: the largest number of samples that a rank has then. Where a rank has more later, the CPU
-    exchanges higher blocks. A GPU cannot be asked without waiting for it, so there the blocks are a
-    quarter higher from the start.
+    blocks: the largest number of samples that a rank has then. Where a rank has more later, the
+    blocks grow. On the CPU the ranks see that in the blocks, and exchange higher ones. A GPU cannot
+    be asked without waiting for it, so there the hosts tell each other beforehand, over gloo.
 
     Args:
         ranks: the processes.
@@ -142,33 +127,30 @@ class Link:
     ) -> None:
         self.ranks, self.group = ranks, ranks._handle
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
-        largest = max(1, *compare(self.group, about, samples))
-        self.capacity = largest if device.type == "cpu" else largest + -(-largest // 4)
+        self.capacity = max(1, *compare(self.group, about, samples))
+        self.hosts = None if _at_hand(device) else connect_hosts(self.group)
 
     @torch.no_grad()
     def gather(self, table: Tensor, count: Tensor) -> Everyone:
         """The statistics of all ranks."""
         samples, width = table.shape
-        fits = samples <= self.capacity
+        if self.hosts is not None:
+            largest = torch.tensor([samples], device="cpu")
+            self.hosts.allreduce([largest], dist.ReduceOp.MAX).wait()
+            self.capacity = max(self.capacity, int(largest))
         height = 1 + self.capacity
         block = table.new_zeros(height, width + 1)
         block[0, 0].fill_(samples)  # an assignment would copy from the host, which waits
-        if fits:
+        if samples <= self.capacity:
             block[1 : 1 + samples, :width] = table
             block[1 : 1 + samples, width] = count
         everything = block.new_empty(self.size * height, width + 1)
         dist.all_gather_into_tensor(everything, block, group=self.group)
         blocks = everything.view(self.size, height, width + 1)
         sizes = blocks[:, 0, 0]
-        if block.device.type == "cpu" and sizes.max() > self.capacity:
+        if self.hosts is None and sizes.max() > self.capacity:
             self.capacity = int(sizes.max())
             return self.gather(table, count)
-        if not fits:
-            raise RuntimeError(
-                f"rank {self.rank} has {samples} samples, but the ranks agreed on at most "
-                f"{self.capacity} each at their first loss. Let the first batch be the largest, "
-                f"or form pairs within each rank: AtomLoss(group=None)"
-            )
         rows = blocks[:, 1:].flatten(0, 1)
         place = torch.arange(self.capacity, device=table.device)
         absent = (place >= sizes.unsqueeze(1)).flatten()
@@ -179,6 +161,11 @@ class Link:
         return Everyone(
             (rows[:, :width], counts), absent, sizes.sum(), slice(start, start + samples)
         )
+
+
+def _at_hand(device: torch.device) -> bool:
+    """Whether the host can read what is on a device without waiting for it."""
+    return device.type == "cpu"
 
 
 def loss_of_all(statistics: Statistics, terms: Terms, weight: float, link: Link) -> Tensor:

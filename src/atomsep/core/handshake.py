@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -16,8 +18,16 @@ from torch import Tensor
 PATIENCE = 30
 """Seconds after which a rank says whom it is waiting for."""
 
+LOST = (
+    "the connection to the other ranks was lost before their atom losses could be compared; the "
+    "process that hosts their store, usually rank 0, may have ended"
+)
+
 _exchanges: Counter[str] = Counter()
 """How many links the ranks of a group have made, by the group's name."""
+
+_hosts: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""Gloo groups of the hosts, by group."""
 
 
 def compare(group: Any, about: dict[str, Any], samples: int) -> list[int]:
@@ -26,51 +36,78 @@ def compare(group: Any, about: dict[str, Any], samples: int) -> list[int]:
     It goes through the store that the ranks met in, not through a collective: a rank that never
     comes is named, and ranks that disagree about the size of a collective cannot hang.
     """
-    store = dist.distributed_c10d._get_default_store()
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    members = dist.group.WORLD if group is None else group
-    assert members is not None
-    name = members.group_name
-    _exchanges[name] += 1
-    start = f"atomsep/{name}/{_exchanges[name]}"
-    store.set(f"{start}/{rank}", json.dumps([about, samples]))
+    members, store = _members(group), dist.distributed_c10d._get_default_store()
+    _exchanges[members.group_name] += 1
+    start = f"atomsep/{members.group_name}/{_exchanges[members.group_name]}"
+    ranks = dist.get_process_group_ranks(members)
+    try:
+        store.set(f"{start}/{dist.get_rank()}", json.dumps([about, samples]))
+    except RuntimeError as error:
+        raise RuntimeError(LOST) from error
     answers = []
-    for other in range(size):
+    for other in ranks:
         key = f"{start}/{other}"
         _wait(store, key, other)
         answers.append(json.loads(store.get(key)))
-    for other, (theirs, _) in enumerate(answers):
+    for other, (theirs, _) in zip(ranks, answers, strict=True):
         ours = answers[0][0]
         for what in dict.fromkeys([*ours, *theirs]):
             if theirs.get(what) != ours.get(what):
                 raise RuntimeError(
                     f"the ranks do not have the same atom loss: {what} is {ours.get(what)!r} on "
-                    f"rank 0 and {theirs.get(what)!r} on rank {other}. Attach to the same layers "
-                    f"with the same settings, in the same order, on every rank; create learned "
-                    f"maps from the same seed, or load the same weights into them"
+                    f"rank {ranks[0]} and {theirs.get(what)!r} on rank {other}. Attach to the same "
+                    f"layers with the same settings, in the same order, on every rank; create "
+                    f"learned maps from the same seed, or load the same weights into them"
                 )
     return [count for _, count in answers]
 
 
+def connect_hosts(group: Any) -> Any:
+    """A gloo group of the same processes, whatever the backend of theirs; one for all layers.
+
+    All of them must ask for it at the same handshake. It is no group of `dist.new_group`, which
+    numbers groups of some ranks in a way that differs between ranks.
+    """
+    members = _members(group)
+    if members not in _hosts:
+        store: Any = dist.distributed_c10d._get_default_store()
+        own = dist.distributed_c10d.PrefixStore(f"atomsep/{members.group_name}/hosts", store)
+        place = dist.get_rank(members), dist.get_world_size(members)
+        _hosts[members] = dist.ProcessGroupGloo(own, *place, store.timeout)
+    return _hosts[members]
+
+
+def _members(group: Any) -> Any:
+    return dist.group.WORLD if group is None else group
+
+
 def _wait(store: Any, key: str, other: int) -> None:
     whole = store.timeout.total_seconds()
-    try:
-        store.wait([key], timedelta(seconds=min(PATIENCE, whole)))
+    if _comes(store, key, min(PATIENCE, whole)):
         return
-    except RuntimeError:
-        if whole > PATIENCE:
-            warnings.warn(
-                f"waiting for rank {other}, which has not asked for its atom loss yet",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-    try:
-        store.wait([key], timedelta(seconds=max(0.1, whole - PATIENCE)))
-    except RuntimeError:
+    if whole > PATIENCE:
+        warnings.warn(
+            f"waiting for rank {other}, which has not asked for its atom loss yet",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    if not _comes(store, key, max(0.1, whole - PATIENCE)):
         raise RuntimeError(
             f"rank {other} did not ask for its atom loss within {whole:.0f} seconds. Call loss() "
             f"on every rank, or form pairs within each rank: AtomLoss(group=None)"
-        ) from None
+        )
+
+
+def _comes(store: Any, key: str, patience: float) -> bool:
+    """Whether a key is there within some seconds; stores have no error of their own for that."""
+    start = time.monotonic()
+    try:
+        store.wait([key], timedelta(seconds=patience))
+    except RuntimeError as error:
+        if time.monotonic() - start < 0.9 * patience:
+            raise RuntimeError(LOST) from error
+        return False
+    return True
 
 
 @torch.no_grad()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import operator
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -86,24 +85,24 @@ class AtomLoss(nn.Module):
         for name, value in weights.items():
             if not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be a weight of at least 0, not {value!r}")
+            weights[name] = float(value)
         if pairs not in ("all", "sampled"):
             raise ValueError(f'pairs must be "all" or "sampled", not {pairs!r}')
-        if isinstance(tokens, bool) or not (tokens is None or isinstance(tokens, int)):
-            raise TypeError(f"tokens must be None or a whole number, not {tokens!r}")
+        if tokens is not None:
+            tokens = checks.whole("tokens", tokens, "None or a whole number")
         if tokens is not None and tokens < 1:
             raise ValueError(f"tokens must be None for all of them, or at least 1, not {tokens!r}")
         if not callable(charge):
-            if isinstance(charge, bool) or not hasattr(charge, "__index__"):
-                raise TypeError(f"charge must be a feature index or a callable, not {charge!r}")
-            charge = operator.index(charge)
+            charge = checks.whole("charge", charge, "a feature index or a callable")
         if not (position is None or callable(position)):
             raise TypeError(f"position must be None or a callable, not {position!r}")
-        self.terms = Terms(norm, softening, scale, neutrality, occupancy, energy)
+        # Numbers of Python: ranks compare them as text, and NumPy has others.
+        self.terms = Terms(1 if norm == 1 else 2, float(softening), scale, **weights)
         self.charge = charge
         self.position = position
         self.pairs = pairs
         self.tokens = tokens
-        self.seed = seed
+        self.seed = checks.whole("seed", seed, "a whole number")
         self.draws = 0
         self.ranks = Ranks(group)
 
@@ -166,7 +165,7 @@ class AtomLoss(nn.Module):
         """
         samples, length, features = layout.sizes(source)
         if self.ranks.several:
-            self.ranks.average_gradients(self.parameters())
+            self.ranks.maps.watch(self.parameters())
         if samples == 0 and self.ranks.several:
             return self._measure_nobody(source, layout)
         checks.check_tokens(source, samples, length, features, self.charge, self.position)
@@ -263,7 +262,10 @@ class AtomLoss(nn.Module):
         settings = {"layer": layer, "pairs": self.pairs, **sampled, **maps, **self.terms._asdict()}
 
         def at_first() -> dict[str, Any]:
-            return {"weight": weight, "the checksum of its maps": checksum(self.parameters())}
+            return {
+                "weight": float(weight),
+                "the checksum of its maps": checksum(self.parameters()),
+            }
 
         link = self.ranks.link(statistics, at_first, **settings)
         if self.pairs == "all":

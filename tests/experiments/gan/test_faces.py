@@ -29,7 +29,7 @@ from atomsep.experiments.gan.styleswin.faces import Faces
 from atomsep.experiments.machine import Machine, make_fabric
 from atomsep.experiments.randomness import seed_step
 from atomsep.experiments.registry import find_experiment, run_key
-from atomsep.experiments.runs import RunKey
+from atomsep.experiments.runs import Run, RunKey
 from atomsep.experiments.task import Context
 from atomsep.report.paper import result as papers_result
 
@@ -216,6 +216,21 @@ def test_a_crashed_run_continues_as_if_nothing_had_happened(
     for name, state in models[0].items():
         for entry, value in state.items():
             assert torch.equal(value, models[1][name][entry]), (name, entry)
+
+
+def test_pictures_are_there_while_a_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drawn at the first evaluation, and again at the next."""
+    key = quick("atom", "epochs=2", "evaluate_every=2")
+    folder = key.folder(tmp_path)
+    with crashing_at(3, monkeypatch), pytest.raises(MemoryError):
+        run(key, tmp_path)
+    assert not Run(folder).result.exists()
+    first = {name: (folder / name).read_bytes() for name in ("samples.png", "importance.png")}
+    run(key, tmp_path)
+    for name, drawn in first.items():
+        assert (folder / name).read_bytes() != drawn, name
 
 
 def test_images_come_from_the_folder_that_is_set(tmp_path: Path) -> None:
