@@ -5,5 +5,6 @@
     python -m study collect QUESTION             read finished runs into results/
     python -m study tables                       fill in docs/results/ from results/
 
-Only `run` needs data and a GPU. Everything on the pages is made from `results/`.
+`run` needs data and, for most tasks, a GPU; `collect` needs finished runs. Everything on the pages
+is made from `results/`.
 """

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
+import study
 from atomsep.experiments.entry_points import import_extensions
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.sweeps.ledger import Event
 from atomsep.experiments.sweeps.mps import share_gpu
 from atomsep.experiments.sweeps.sweep import open_sweep
-from study import overview, questions, results
+from study import overview, questions, results, tables
 from study.questions import QUESTIONS, Planned
 from study.tasks import TASKS
 
@@ -81,19 +82,24 @@ class Study:
         for name, question in self.questions.items():
             for task, arms in question.arms.items():
                 count = (len(arms) + 1) * question.seeds.get(task, 5)
-                print(f"{name}: {task}: {count} runs, {len(results.read(task))} of it collected")
+                trained = len(tables.rows_of(name, task))
+                print(f"{name}: {task}: {count} runs, {trained} of them collected")
 
 
 def main() -> None:
     """Plan, run, collect, or fill in tables."""
-    parser = argparse.ArgumentParser(prog="python -m study", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m study",
+        description=study.__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
     parser.add_argument("do", choices=("plan", "run", "collect", "tables"))
-    parser.add_argument("questions", nargs="*", help=f"of {', '.join(QUESTIONS)}; by default all")
+    parser.add_argument("questions", nargs="*", help=f"default: all ({', '.join(QUESTIONS)})")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, help="only these")
-    parser.add_argument("--data", type=Path, default=Path("data"))
+    parser.add_argument("--data", type=Path, default=Path("data"), help="folder of all data")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the runs")
     parser.add_argument("--jobs", type=int, default=0, help="runs at a time; 0: as many as fit")
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
     parser.add_argument("--mps", action="store_true", help="share the GPU through NVIDIA MPS")
     given = parser.parse_intermixed_args()
     for name in given.questions:
@@ -103,10 +109,10 @@ def main() -> None:
         print(*overview.fill(), sep="\n")
         return
     import_extensions(["study.rules", "study.small"])
-    study = Study(given)
-    {"plan": study.plan, "run": study.run, "collect": study.collect}[given.do]()
+    asked = Study(given)
+    {"plan": asked.plan, "run": asked.run, "collect": asked.collect}[given.do]()
     if given.do != "plan":
-        for task in study.tasks():
+        for task in asked.tasks():
             print(f"{task}: {len(results.read(task))} runs in {results.file_of(task)}")
 
 

@@ -8,8 +8,8 @@ For 500 test samples of every run this compares it with the distance that the pa
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from statistics import fmean
 
@@ -20,6 +20,7 @@ from atomsep import load_run
 from atomsep.experiments.randomness import generator
 from atomsep.experiments.synthetic.mixtures import draw
 from atomsep.functional import atomic_distance, equilibrium_distance, form_atoms
+from atomsep.report.numbers import interval_text, signed
 
 SAMPLES = 500
 FILE = Path(__file__).parent / "results" / "equilibrium.json"
@@ -62,14 +63,16 @@ def table_rows() -> list[list[str]]:
     lines = [["of all pairs of 500 samples", "mean over runs", "range", "runs"]]
     for name in found[0] if found else ():
         each = [one[name] for one in found]
-        low, high = min(each), max(each)
-        lines.append([name, f"{fmean(each):.2f}", f"{low:.2f} to {high:.2f}", str(len(each))])
+        span = interval_text(min(each), max(each)).replace("+", "")
+        lines.append([name, signed(fmean(each)).replace("+", ""), span, str(len(each))])
     return lines
 
 
 def main() -> None:
     """Measure the runs of the command line and keep what came out."""
-    found = [measure(Path(folder)) for folder in sys.argv[1:]]
+    parser = argparse.ArgumentParser(prog="python -m study.equilibrium", description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
+    found = [measure(folder) for folder in parser.parse_args().runs]
     FILE.write_text(json.dumps(found, indent=1) + "\n")
     for line in table_rows():
         print(*line, sep=" | ")

@@ -84,7 +84,8 @@ def shares() -> str:
                 found.setdefault(row.arm, []).append(row.shares)
         for arm in sorted(found):
             ends = (median(100 * share for share in end) for end in zip(*found[arm], strict=True))
-            lines.append([TASKS[task].title, name_of(arm), *(f"{end:.2g}" for end in ends)])
+            rounded = (f"{float(f'{end:.2g}'):,g}" for end in ends)
+            lines.append([TASKS[task].title, name_of(arm), *rounded])
     return markdown(lines)
 
 
@@ -147,7 +148,7 @@ SUMMARY = (
 
 def summary() -> str:
     """Every task in one line: plain training against atom modeling."""
-    lines = [["task", "metric", "seeds", "plain", "with the loss", "p"]]
+    lines = [["task", "metric", "seeds", "plain", "arm", "difference", "p"]]
     for question, task, arm in SUMMARY:
         metric = TASKS[task].metrics[0]
         values = values_of(rows_of(question, task), metric)
@@ -156,7 +157,7 @@ def summary() -> str:
         each = compared(values)[arm]
         plain = fmean(values[PLAIN][seed] for seed in each.seeds)
         gain = f"{signed(each.difference)} ({interval_text(each.low, each.high)})"
-        cells = [str(len(each.seeds)), f"{plain:.2f}", gain, p_text(each.t_holm)]
+        cells = [str(len(each.seeds)), f"{plain:.2f}", name_of(arm), gain, p_text(each.t_holm)]
         lines.append([TASKS[task].title, in_words(metric), *cells])
     return markdown(lines)
 

@@ -100,7 +100,7 @@ TASKS = {
         gpu_seconds=8,
     ),
     "example-mnist-r1": Task(
-        *("the same with R1", "mnist-gan", GAN, (*EXAMPLE_MNIST, "r1=1")),
+        *("MNIST DCGAN with R1", "mnist-gan", GAN, (*EXAMPLE_MNIST, "r1=1")),
         ("learning_rate", (2e-4,)),
         tries=1,
         gpu_seconds=12,
