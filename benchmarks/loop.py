@@ -18,12 +18,12 @@ from torch import nn
 from atomsep.experiments.board import Board
 from atomsep.experiments.classification import Classification
 from atomsep.experiments.loading import TensorFeed
+from atomsep.experiments.loop import Loop
 from atomsep.experiments.machine import Machine, make_fabric
 from atomsep.experiments.progress import Listener, interruptible
 from atomsep.experiments.runs import Run, RunKey
 from atomsep.experiments.settings import Settings
 from atomsep.experiments.task import Context
-from atomsep.experiments.training import Loop
 from benchmarks import record
 
 CLASSES = 10

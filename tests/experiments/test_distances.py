@@ -51,7 +51,7 @@ def test_a_run_keeps_the_distances_of_its_models(method: str, tmp_path: Path) ->
 
 def test_recording_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = run(SYNTHETIC, "atom", tmp_path / "with")
-    monkeypatch.setattr("atomsep.experiments.training.moments", lambda steps: {})
+    monkeypatch.setattr("atomsep.experiments.loop.moments", lambda steps: {})
     second, on_disk = run(SYNTHETIC, "atom", tmp_path / "without")
     assert first["metrics"] == second["metrics"]
     assert read_distances(on_disk.folder) is None

@@ -15,11 +15,11 @@ from mixture_runs import SAMPLED, SYNTHETIC, StopAt, run, tiny, weights, without
 from processes import start
 from tiny_runs import read_metrics
 
-from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.errors import ExperimentError, StoppedError
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import find_experiment, run_key
 from atomsep.experiments.runs import Run, RunKey
-from atomsep.experiments.training import StoppedError, train
+from atomsep.experiments.training import train
 
 
 @pytest.mark.parametrize("method", ["atom", "simclr"])

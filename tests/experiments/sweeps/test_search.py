@@ -16,7 +16,7 @@ import pytest
 
 from atomsep.cli.display import search_table
 from atomsep.experiments.entry_points import IMPORTED, import_extensions
-from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.errors import ExperimentError, StoppedError
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import EXPERIMENTS, find_experiment
 from atomsep.experiments.runs import RunKey
@@ -25,7 +25,7 @@ from atomsep.experiments.sweeps.search import search
 from atomsep.experiments.synthetic import build as synthetic
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
 from atomsep.experiments.task import Experiment
-from atomsep.experiments.training import StoppedError, train
+from atomsep.experiments.training import train
 
 SWEEP = "atomsep.experiments.sweeps.sweep.Sweep"
 
