@@ -39,6 +39,9 @@ NAMES = {
 }
 """Metrics in words, where their names are not."""
 
+WORDS = ("task", "metric", "arm")
+"""Heads of columns of words; the first column is one too."""
+
 Values = dict[Arm, dict[int, float]]
 """A metric by arm and seed."""
 
@@ -139,5 +142,6 @@ def markdown(lines: list[list[str]]) -> str:
     """A table; the first line is its head, and columns without any text are left out."""
     head, *rest = lines
     kept = [place for place in range(len(head)) if any(line[place] for line in rest) or not rest]
-    ruled = [head, ["---", *("---:" for _ in head[1:])], *rest]
+    rule = ["---:" if place and name not in WORDS else "---" for place, name in enumerate(head)]
+    ruled = [head, rule, *rest]
     return "".join(f"| {' | '.join(line[place] for place in kept)} |\n" for line in ruled)
