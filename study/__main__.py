@@ -42,14 +42,27 @@ class Study:
         for task in self.tasks():
             yield from questions.plan_tuning(task, self.data)
 
-    def arms(self, phase: str) -> Iterator[Planned]:
-        """The runs of a phase that can be planned by what has been collected."""
+    def arms(self, phase: str, *, known: bool = False) -> Iterator[Planned]:
+        """The runs of a phase that can be planned by what has been collected.
+
+        Args:
+            phase: see `questions`.
+            known: whether to leave out what runs that are missing now may decide.
+        """
         for question in self.questions.values():
             for task in question.arms if question.phase == phase else ():
-                tuned = results.choose(task)
+                tuned = results.choose(task, partly=not known)
                 if task in self.tasks() and tuned is not None:
-                    arms = results.with_strengths(task, question.arms[task])
+                    arms = [a for a in question.arms[task] if a.strength is not None or not known]
+                    arms = results.with_strengths(task, arms)
                     yield from questions.plan_arms(question, task, self.data, tuned, arms)
+
+    def rounds(self) -> Iterator[list[Planned]]:
+        """What to train: first all that nothing else decides, so that the device stays busy."""
+        fixed = [*self.arms("test", known=True), *self.arms("trials", known=True)]
+        yield [*self.tuning(), *fixed]
+        yield [*self.arms("test", known=True), *self.arms("trials")]
+        yield [*self.arms("test")]
 
     def collect(self) -> None:
         """Read finished runs into `results/`, phase by phase: each decides what the next has."""
@@ -61,15 +74,15 @@ class Study:
                 results.collect(task, runs, self.given.out)
 
     def run(self) -> None:
-        """Train what is missing: tuning, then trials, then test."""
+        """Train what is missing; see `rounds`."""
         given = self.given
         machine = Machine(device=given.device, data=given.data)
         with (
             share_gpu(given.device) if given.mps else nullcontext(),
             open_sweep("local", given.out, machine, given.jobs or None) as sweep,
         ):
-            for plan in (self.tuning, lambda: self.arms("trials"), lambda: self.arms("test")):
-                report = sweep.run([each.key for each in plan()], tell)
+            for planned in self.rounds():
+                report = sweep.run([each.key for each in planned], tell)
                 for failure in report.failed:
                     key = failure.key
                     print(f"{key.experiment}, {key.method}, seed {key.seed}: {failure.reason}")

@@ -25,7 +25,7 @@ from study.tasks import TASKS
 
 TUNING_SEEDS = range(100, 110)
 PHASES = {"tuning": TUNING_SEEDS, "trials": range(10), "test": range(10, 20)}
-HELD_OUT = ("flowers", "pets", "imagenette", "cola", "poem")
+HELD_OUT = ("flowers", "pets", "pets-25", "pets-10", "imagenette", "cola", "poem")
 """Tasks whose trials use held-out training samples."""
 
 
@@ -81,8 +81,29 @@ RULES = (
 WEIGHTS, SHARES = (1.0, 0.2, 5.0), (0.1, 0.03, 0.3)
 ALL_RULES = [*at(WEIGHTS, "atom"), *at(SHARES, *RULES)]
 PARTS = ("atom-no-constraints", "atom-no-energy")
+LATE = ("layer=layer4.1.bn2",)
+"""The last block of a ResNet, before its activation."""
+
+TEXT_ARMS = [
+    Arm("atom", 0.01),
+    Arm("atom", 0.01, ("charge=learned",)),
+    Arm("atom", 0.01, ("layer=encoder.layer.5",)),
+]
 
 QUESTIONS = {
+    "gans": Question(
+        "Do GANs drop fewer modes?",
+        "test",
+        {
+            "stacked": [
+                *at((10.0, 1.0), "atom"),
+                *at((1.0,), "mode-seeking"),
+                *at((10.0,), *PARTS),
+            ],
+            "cifar10": at((1.0,), "atom"),
+        },
+        {"stacked": 10},
+    ),
     "paper": Question(
         "Which rows of the paper hold at its settings, the learning rate fixed?",
         "test",
@@ -113,48 +134,53 @@ QUESTIONS = {
             "mixtures": ALL_RULES,
             "digits": ALL_RULES,
             "small-stacked": [*at(WEIGHTS, "atom"), *at((0.1,), "atom-calibrated", "atom-share")],
-            "stacked": [*at(WEIGHTS, "atom"), *at((0.1,), "atom-calibrated", "atom-share")],
-            "mnist": [*at((1.0,), "atom"), *at((0.1,), "atom-calibrated", "atom-share")],
-            "faces": [*at((1.0,), "atom"), *at((0.1,), "atom-calibrated")],
-            "flowers": [*at((0.2, 0.02, 1.0), "atom"), *at(SHARES, *RULES)],
-            "pets": [*at((0.2, 0.02, 1.0), "atom"), *at((0.1,), "atom-calibrated", "atom-share")],
+            "mnist": [*at((1.0, 10.0), "atom"), *at((0.1,), "atom-share", "atom-calibrated")],
+            "stacked": [
+                *at((1.0, 10.0), "atom"),
+                *at((0.1,), "atom-share", "atom-calibrated", "atom-warm-up", "atom-constraints"),
+            ],
+            "faces": [*at((1.0, 10.0), "atom"), *at((0.1,), "atom-calibrated")],
+            "flowers": [
+                *at((0.2, 0.02, 1.0), "atom"),
+                *at(SHARES, "atom-calibrated", "atom-share"),
+                *at((0.1,), "atom-capped", "atom-energy", "atom-constraints"),
+                *at((0.1,), "atom-decay", "atom-warm-up"),
+            ],
+            "pets": [
+                *at((0.2, 0.02, 1.0), "atom"),
+                *at((0.1,), "atom-calibrated", "atom-share", "atom-constraints", "atom-warm-up"),
+            ],
         },
         {},
     ),
     "peers": Question(
-        "At which strength do the parts of the loss and its peers work best?",
+        "At which strength do the constraints alone and KoLeo work best?",
         "trials",
         {
-            "small-stacked": at((1.0,), "mode-seeking", *PARTS),
-            "stacked": [*at((1.0,), *PARTS), *at((1.0, 0.1), "mode-seeking")],
             "flowers": at((1.0, 0.1, 10.0), "atom-no-energy", "koleo"),
             "pets": at((1.0, 0.1), "atom-no-energy", "koleo"),
         },
         {},
     ),
-    "gans": Question(
-        "Do GANs drop fewer modes?",
-        "test",
-        {"stacked": best("atom", "mode-seeking"), "cifar10": at((1.0,), "atom")},
-        {"stacked": 10},
-    ),
     "classifiers": Question(
         "Is anything left for classifiers once the weight decay is tuned?",
         "test",
         {
-            "flowers": best("atom", "atom-no-energy", "koleo"),
+            "flowers": [
+                *best("atom", "atom-no-energy", "koleo"),
+                *(Arm("atom", 0.2, LATE), Arm("atom-no-energy", 1.0, LATE)),
+            ],
             "pets": best("atom", "atom-no-energy", "koleo"),
-            "imagenette": at((0.2,), "atom"),
+            "pets-25": [Arm("atom", 0.2), Arm("atom-no-energy", 1.0), Arm("koleo", 0.1)],
+            "pets-10": [Arm("atom", 0.2), Arm("atom-no-energy", 1.0), Arm("koleo", 0.1)],
+            "imagenette": at((0.02, 0.2), "atom"),
         },
         {"flowers": 10, "pets": 10, "imagenette": 10},
     ),
     "text": Question(
         "Does it help to fine-tune an encoder?",
         "test",
-        {
-            "cola": [*at((0.01,), "atom"), Arm("atom", 0.01, ("charge=learned",))],
-            "poem": [*at((0.01,), "atom"), Arm("atom", 0.01, ("charge=learned",))],
-        },
+        {task: TEXT_ARMS for task in ("cola", "poem")},
         {},
     ),
     "settings": Question(
@@ -217,8 +243,9 @@ def plan_arms(
 ) -> Iterator[Planned]:
     """The runs of plain training and of arms, whose strengths are known."""
     seeds = PHASES[question.phase][: question.seeds.get(task, 5)]
-    for arm in (PLAIN, *arms):
-        for seed in seeds:
+    compared = (PLAIN, *arms)
+    for seed in seeds:  # all arms of a seed together, so that a study that is cut short has pairs
+        for arm in compared:
             yield plan_run(task, data, question.phase, arm, seed, tuned)
 
 

@@ -77,10 +77,14 @@ def read(task: str, phase: str | None = None) -> list[Row]:
     return [row for row in rows if phase in (None, row.phase)]
 
 
-def choose(task: str) -> float | None:
+def choose(task: str, *, partly: bool = True) -> float | None:
     """The value of the tuned setting with the best mean metric; None if none was tried.
 
     A value with a run that has no finite metric is out. A single value is not tuned.
+
+    Args:
+        task: its name.
+        partly: whether to choose while some runs are missing.
     """
     values = TASKS[task].tuned[1]
     if len(values) == 1:
@@ -88,6 +92,8 @@ def choose(task: str) -> float | None:
     found: dict[float, list[float]] = {}
     for row in read(task, "tuning"):
         found.setdefault(row.tuned, []).append(_gain(task, row))
+    if not partly and sum(map(len, found.values())) < len(values) * TASKS[task].tries:
+        return None
     return max(found, key=lambda value: mean(found[value]), default=None)
 
 
@@ -147,7 +153,11 @@ def _row(each: Planned, out: Path) -> Row | None:
         tuned=each.tuned,
         seed=each.key.seed,
         settings=list(each.settings),
-        metrics={name: result["metrics"][name] for name in TASKS[each.task].metrics},
+        metrics={
+            name: result["metrics"][name]
+            for name in TASKS[each.task].metrics
+            if name in result["metrics"]  # held-out samples are not corrupted
+        },
         broken_down=result.get("broken_down"),
         seconds=round(result["seconds"], 1),
         machine=machine.get("gpu") or machine["processor"],

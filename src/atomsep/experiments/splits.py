@@ -19,7 +19,7 @@ def stratified(labels: Sequence[int], share: float, purpose: str) -> tuple[list[
     Args:
         labels: classes of all samples.
         share: share of every class that is held out.
-        purpose: "test" or "validation"; each draws its own samples.
+        purpose: such as "test" or "validation"; each draws its own samples.
 
     Raises:
         ExperimentError: no class has two samples.
@@ -34,7 +34,7 @@ def stratified(labels: Sequence[int], share: float, purpose: str) -> tuple[list[
     out: list[int] = []
     for label in tensor.unique(sorted=True):
         members = (tensor == label).nonzero().flatten()
-        count = max(1, round(share * len(members))) if len(members) > 1 else 0
+        count = min(max(1, round(share * len(members))), len(members) - 1)
         out += members[torch.randperm(len(members), generator=rng)[:count]].tolist()
     if not out:
         raise ExperimentError(

@@ -43,6 +43,8 @@ def build(
     if context.tiny and getattr(settings, "folder", None):
         raise ExperimentError("--tiny trains on embedded images; omit either --tiny or folder=…")
     train, held_out = read_digits(context, *digits) if context.tiny else read(context)
+    if settings.labels < 1:
+        train, _ = train.split(1 - settings.labels, "labels")
     classes, cuda = len(train.classes), context.fabric.device.type == "cuda"
     with seeded(context.seed, "initial weights"):
         model = make_network(settings, classes, tiny=context.tiny)

@@ -58,6 +58,9 @@ class ImageSettings(Settings):
     unreadable: str = setting(
         "stop", "what to do with an image that cannot be read", choices=("stop", "skip")
     )
+    labels: float = setting(
+        1.0, "share of each class's training images to train on; at least one", low=0, high=1
+    )
     robustness: bool = setting(
         False, "evaluate at the end under noise, blur, contrast and JPEG as well: 20 more passes"
     )
