@@ -57,7 +57,7 @@ class Gauge(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         """The task's gradient plus the loss's, times the rule's weight."""
         own, task = gradients
-        own = (ctx.rule.weigh(ctx.share, own, task) * own.float()).to(task.dtype)
+        own = (ctx.rule.weigh(ctx.share, own, task) * widen(own)).to(task.dtype)
         if ctx.strength is not None:
             ctx.strength.own, ctx.strength.task = map(ctx.strength._norms, (own, task))
         return task + own, None, None, None
@@ -87,11 +87,11 @@ class RuledAtom(Atom):
         self.register_buffer("log_weight", torch.zeros(()))  # the sum over the first steps
         self.register_buffer("counted", torch.zeros(()))  # those of them in which there was one
 
+    @torch.no_grad()
     def weigh(self, share: float, own: Tensor, task: Tensor) -> Tensor:
         """The weight of this step. Runs in the backward pass, on the device, without waiting."""
-        own_norm, task_norm = (
-            torch.linalg.vector_norm(g, dtype=torch.float32) for g in (own, task)
-        )
+        dtype = torch.float64 if own.dtype == torch.float64 else torch.float32
+        own_norm, task_norm = (torch.linalg.vector_norm(g, dtype=dtype) for g in (own, task))
         usable = (own_norm > 0) & (task_norm > 0) & own_norm.isfinite() & task_norm.isfinite()
         exact = torch.where(usable, share * task_norm / own_norm, 0)
         measuring = (self.step < CALIBRATION) & usable

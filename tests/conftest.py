@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,3 +73,21 @@ def poisoned_memory() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
+@pytest.fixture
+def study_methods(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The study's methods and experiments, which other tests of this process do not see."""
+    from atomsep.experiments import entry_points
+    from atomsep.experiments.registry import EXPERIMENTS
+    from atomsep.methods import METHODS
+
+    before = [(registry, dict(registry)) for registry in (METHODS, EXPERIMENTS)]
+    monkeypatch.setattr(entry_points, "IMPORTED", [])
+    entry_points.import_extensions(["study.rules", "study.small"])
+    yield
+    for name in ("study.rules", "study.small"):
+        sys.modules.pop(name)  # to be registered again by the next import
+    for registry, content in before:
+        registry.clear()
+        registry.update(content)
