@@ -50,7 +50,8 @@ SLOW = {
     "integrations/test_sentence_transformers.py",
     *("hooks/test_attach_regimes.py", "hooks/test_compiled.py", "hooks/test_mask_calls.py"),
     *("hooks/test_layout_compiled.py", "hooks/test_layout_models.py"),
-    *("methods/test_method_registry.py", "cli/test_layers_command.py", "test_zoo.py"),
+    *("methods/test_method_registry.py", "cli/test_layers_command.py", "test_study_rules.py"),
+    "test_zoo.py",
     *("report/test_figures.py", "report/test_report_browser.py"),
 }
 """Files that train, compile, interpret kernels or start processes: not part of make test-fast."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from statistics import geometric_mean, mean
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from tiny_runs import SHARES, read_metrics, run
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy
 
+from atomsep.experiments.registry import find_experiment
 from atomsep.functional import form_atoms, neutrality, occupancy, pair_energy
 from atomsep.methods import make_method
 
@@ -44,6 +47,7 @@ RULES = {
     "atom-decay": Rule(lambda exact: calibrated(exact) * (1 - factor(len(exact)))),
     "atom-warm-up": Rule(lambda exact: calibrated(exact) * factor(len(exact))),
     "atom-energy": Rule(energy=10.0),
+    "atom-constraints": Rule(energy=0.1),
 }
 
 
@@ -188,3 +192,19 @@ def test_a_resumed_run_knows_the_weight() -> None:
     second.load_state_dict(first.state_dict())
     right = SHARE * geometric_mean(1 + number % 3 for number in range(100))
     assert float(second.weigh(SHARE, own, 50 * own)) == pytest.approx(right, rel=1e-5)
+
+
+SMALL_GAN = ("train_samples=128", "samples=64", "batch=32", "r1=1", "ema=0.9")
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize(("name", "changes"), [("synthetic", ()), ("mnist-gan", SMALL_GAN)])
+def test_experiments_ask_for_a_share(
+    name: str, changes: tuple[str, ...], precision: str, tmp_path: Path
+) -> None:
+    changes = (*changes, "weight=0.2", f"precision={precision}")
+    result, on_disk = run(find_experiment(name), "atom-share", tmp_path, *changes)
+    lines = [line for line in read_metrics(on_disk.folder, start=True) if SHARES & line.keys()]
+    found = [line["gradient_share"] for line in (*lines, result["strength_at_start"])]
+    assert len(found) >= 3
+    assert found == pytest.approx([0.2] * len(found), rel=1e-4 if precision == "32-true" else 0.01)
