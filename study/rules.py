@@ -6,12 +6,13 @@
 With `atom` the setting `weight` is the weight. With the rules below it is the share that is asked
 for: the norm of the loss's gradient at the layer over that of the task's gradient there.
 
-    atom-share       in every step, the weight that gives the share
-    atom-calibrated  the same over the first hundred steps, then the geometric mean of their weights
-    atom-capped      as atom-share, but the weight never exceeds the one of atom-calibrated
-    atom-decay       as atom-calibrated, times a factor that falls to 0 over `method.steps` steps
-    atom-warm-up     as atom-calibrated, times a factor that rises from 0 over `method.steps` steps
-    atom-energy      as atom-calibrated, with the energy ten times stronger than the constraints
+    atom-share        in every step, the weight that gives the share
+    atom-calibrated   the same for a hundred steps, then the geometric mean of their weights
+    atom-capped       as atom-share, but the weight never exceeds the one of atom-calibrated
+    atom-decay        as atom-calibrated, times a factor that falls to 0 over `method.steps` steps
+    atom-warm-up      as atom-calibrated, times a factor that rises from 0 over `method.steps` steps
+    atom-energy       as atom-calibrated, with the energy ten times stronger than the constraints
+    atom-constraints  as atom-calibrated, with the constraints ten times stronger than the energy
 
 With `atom-centre-of-mass` the nucleus is the mean of the positions weighted by mass, where the
 paper divides by the number of tokens; `weight` is the weight.
@@ -57,7 +58,7 @@ class Gauge(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         """The task's gradient plus the loss's, times the rule's weight."""
         own, task = gradients
-        own = (ctx.rule.weigh(ctx.share, own, task) * own.float()).to(task.dtype)
+        own = (ctx.rule.weigh(ctx.share, own, task) * widen(own)).to(task.dtype)
         if ctx.strength is not None:
             ctx.strength.own, ctx.strength.task = map(ctx.strength._norms, (own, task))
         return task + own, None, None, None
@@ -87,11 +88,11 @@ class RuledAtom(Atom):
         self.register_buffer("log_weight", torch.zeros(()))  # the sum over the first steps
         self.register_buffer("counted", torch.zeros(()))  # those of them in which there was one
 
+    @torch.no_grad()
     def weigh(self, share: float, own: Tensor, task: Tensor) -> Tensor:
         """The weight of this step. Runs in the backward pass, on the device, without waiting."""
-        own_norm, task_norm = (
-            torch.linalg.vector_norm(g, dtype=torch.float32) for g in (own, task)
-        )
+        dtype = torch.float64 if own.dtype == torch.float64 else torch.float32
+        own_norm, task_norm = (torch.linalg.vector_norm(g, dtype=dtype) for g in (own, task))
         usable = (own_norm > 0) & (task_norm > 0) & own_norm.isfinite() & task_norm.isfinite()
         exact = torch.where(usable, share * task_norm / own_norm, 0)
         measuring = (self.step < CALIBRATION) & usable
@@ -166,12 +167,16 @@ for _rule in RULES:
         register(
             f"atom-{_rule}", RuledAtom, f"atom modeling, strength by the rule {_rule}", rule=_rule
         )
-if "atom-energy" not in METHODS:
-    register(
-        *("atom-energy", RuledAtom, "atom modeling calibrated, with a stronger energy"),
-        rule="calibrated",
-        energy=10.0,
-    )
+for _part, _words, _energy in (
+    ("energy", "a stronger energy", 10.0),
+    ("constraints", "stronger constraints", 0.1),
+):
+    if f"atom-{_part}" not in METHODS:
+        register(
+            *(f"atom-{_part}", RuledAtom, f"atom modeling calibrated, with {_words}"),
+            rule="calibrated",
+            energy=_energy,
+        )
 
 
 class CentreOfMass(Method):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,7 +50,8 @@ SLOW = {
     "integrations/test_sentence_transformers.py",
     *("hooks/test_attach_regimes.py", "hooks/test_compiled.py", "hooks/test_mask_calls.py"),
     *("hooks/test_layout_compiled.py", "hooks/test_layout_models.py"),
-    *("methods/test_method_registry.py", "cli/test_layers_command.py", "test_zoo.py"),
+    *("methods/test_method_registry.py", "cli/test_layers_command.py", "test_study_rules.py"),
+    "test_zoo.py",
     *("report/test_figures.py", "report/test_report_browser.py"),
 }
 """Files that train, compile, interpret kernels or start processes: not part of make test-fast."""
@@ -72,3 +74,21 @@ def poisoned_memory() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
+@pytest.fixture
+def study_methods(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The study's methods and experiments, which other tests of this process do not see."""
+    from atomsep.experiments import entry_points
+    from atomsep.experiments.registry import EXPERIMENTS
+    from atomsep.methods import METHODS
+
+    before = [(registry, dict(registry)) for registry in (METHODS, EXPERIMENTS)]
+    monkeypatch.setattr(entry_points, "IMPORTED", [])
+    entry_points.import_extensions(["study.rules", "study.small"])
+    yield
+    for name in ("study.rules", "study.small"):
+        sys.modules.pop(name)  # to be registered again by the next import
+    for registry, content in before:
+        registry.clear()
+        registry.update(content)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from atomsep.experiments import entry_points
-from atomsep.experiments.registry import EXPERIMENTS
 from atomsep.functional import Atoms, form_atoms
-from atomsep.methods import METHODS, make_method
+from atomsep.methods import make_method
 from study import equilibrium, overview, results, tables
 from study.questions import (
     HELD_OUT,
@@ -29,22 +25,10 @@ from study.questions import (
 from study.results import Row
 from study.tasks import TASKS
 
+pytestmark = pytest.mark.usefixtures("study_methods")
+
 DATA = Path("data")
 EVERY = [(name, task) for name, question in QUESTIONS.items() for task in question.arms]
-
-
-@pytest.fixture(autouse=True)
-def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The study's methods and experiments, which other tests of this process do not see."""
-    before = [(registry, dict(registry)) for registry in (METHODS, EXPERIMENTS)]
-    monkeypatch.setattr(entry_points, "IMPORTED", [])
-    entry_points.import_extensions(["study.rules", "study.small"])
-    yield
-    for name in ("study.rules", "study.small"):
-        sys.modules.pop(name)  # to be registered again by the next import
-    for registry, content in before:
-        registry.clear()
-        registry.update(content)
 
 
 def planned(question: str, task: str) -> list[Planned]:
