@@ -180,7 +180,7 @@ QUESTIONS = {
     "text": Question(
         "Does it help to fine-tune an encoder?",
         "test",
-        {task: TEXT_ARMS for task in ("cola", "poem")},
+        dict.fromkeys(("cola", "poem"), TEXT_ARMS),
         {},
     ),
     "settings": Question(
