@@ -87,7 +87,7 @@ LATE = ("layer=layer4.1.bn2",)
 TEXT_ARMS = [
     Arm("atom", 0.01),
     Arm("atom", 0.01, ("charge=learned",)),
-    Arm("atom", 0.01, ("layer=encoder.layer.5",)),
+    Arm("atom", 0.01, ("layer=*encoder.layer.5",)),
 ]
 
 QUESTIONS = {
@@ -137,9 +137,9 @@ QUESTIONS = {
             "mnist": [*at((1.0, 10.0), "atom"), *at((0.1,), "atom-share", "atom-calibrated")],
             "stacked": [
                 *at((1.0, 10.0), "atom"),
-                *at((0.1,), "atom-share", "atom-calibrated", "atom-warm-up", "atom-constraints"),
+                *at((0.1,), "atom-share", "atom-calibrated", "atom-warm-up"),
             ],
-            "faces": [*at((1.0, 10.0), "atom"), *at((0.1,), "atom-calibrated")],
+            "faces": [*at((1.0,), "atom"), *at((0.1,), "atom-share", "atom-calibrated")],
             "flowers": [
                 *at((0.2, 0.02, 1.0), "atom"),
                 *at(SHARES, "atom-calibrated", "atom-share"),
