@@ -66,7 +66,7 @@ CASES = {
         (BF16, "image=80", "batch=128", "folder={data}/imagenette-80"),
     ),
     "MNIST-GAN": Case(
-        *("mnist", ("strength",), "mnist", 3),
+        *("example-mnist", ("example",), "mnist", 3),
         (BF16, "features=classifier", "batch=128", "average_last=3"),
     ),
 }

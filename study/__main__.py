@@ -82,7 +82,8 @@ class Study:
             open_sweep("local", given.out, machine, given.jobs or None) as sweep,
         ):
             for planned in self.rounds():
-                report = sweep.run([each.key for each in planned], tell)
+                wanted = planned if not given.missing else list(results.uncollected(planned))
+                report = sweep.run([each.key for each in wanted], tell)
                 for failure in report.failed:
                     key = failure.key
                     print(f"{key.experiment}, {key.method}, seed {key.seed}: {failure.reason}")
@@ -113,6 +114,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the runs")
     parser.add_argument("--jobs", type=int, default=0, help="runs at a time; 0: as many as fit")
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    parser.add_argument("--missing", action="store_true", help="skip runs in study/results")
     parser.add_argument("--mps", action="store_true", help="share the GPU through NVIDIA MPS")
     given = parser.parse_intermixed_args()
     for name in given.questions:

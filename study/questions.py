@@ -96,13 +96,13 @@ QUESTIONS = {
         "test",
         {
             "stacked": [
-                *at((10.0, 1.0), "atom"),
+                *at((10.0,), "atom"),
                 *at((1.0,), "mode-seeking"),
                 *at((10.0,), *PARTS),
             ],
             "cifar10": at((1.0,), "atom"),
         },
-        {"stacked": 10},
+        {"stacked": 8},
     ),
     "paper": Question(
         "Which rows of the paper hold at its settings, the learning rate fixed?",
@@ -134,11 +134,11 @@ QUESTIONS = {
             "mixtures": ALL_RULES,
             "digits": ALL_RULES,
             "small-stacked": [*at(WEIGHTS, "atom"), *at((0.1,), "atom-calibrated", "atom-share")],
-            "mnist": [*at((1.0, 10.0), "atom"), *at((0.1,), "atom-share", "atom-calibrated")],
-            "stacked": [
+            "example-mnist": [
                 *at((1.0, 10.0), "atom"),
-                *at((0.1,), "atom-share", "atom-calibrated", "atom-warm-up"),
+                *at((0.1,), "atom-share", "atom-calibrated"),
             ],
+            "stacked": [*at((1.0, 10.0), "atom"), *at((0.1,), "atom-share", "atom-calibrated")],
             "faces": [*at((1.0,), "atom"), *at((0.1,), "atom-share", "atom-calibrated")],
             "flowers": [
                 *at((0.2, 0.02, 1.0), "atom"),

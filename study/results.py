@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
@@ -131,6 +131,15 @@ def collect(task: str, planned: Iterable[Planned], out: Path) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(vars(row)) + "\n" for row in rows.values()))
     return len(rows)
+
+
+def uncollected(planned: Iterable[Planned]) -> Iterator[Planned]:
+    """Those of the planned runs that have not been collected."""
+    planned = list(planned)
+    have = {task: set(map(_identity, read(task))) for task in {each.task for each in planned}}
+    for each in planned:
+        if (each.phase, each.arm, each.tuned, each.key.seed) not in have[each.task]:
+            yield each
 
 
 def _identity(row: Row) -> tuple[Any, ...]:

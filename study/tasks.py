@@ -48,7 +48,6 @@ GAN = _both("frechet_classifier")
 MODES = ("modes", "ema_modes", "reverse_kl", "ema_reverse_kl")
 COLOUR = _both("frechet_efficientnet_lite0")
 COLOUR_FEATURES = "features=study.features:efficientnet_lite0"
-MNIST = (*FAST, "features=classifier", "batch=128", "evaluate_every=469")
 CLASSIFIER = (*FAST, "evaluate_every=0", "image=64")
 IMAGES = ("top1", "ece", "nll")
 TEXT = ("model={data}/minilm", "evaluate_every=0")
@@ -124,16 +123,10 @@ TASKS = {
             *("epochs=2", "evaluate_every=1000", "average_last=1"),
         ),
         RATES,
+        tries=1,
         sign=1,
         steps=2000,
         gpu_seconds=3,
-    ),
-    "mnist": Task(
-        *("MNIST, DCGAN", "mnist-gan", GAN, (*MNIST, "epochs=5", "average_last=3")),
-        ("learning_rate", (2e-4,)),
-        tries=1,
-        steps=2345,
-        gpu_seconds=5,
     ),
     "cifar10": Task(
         *("10,000 images of CIFAR-10, DCGAN", "own-gan", COLOUR),
@@ -150,8 +143,7 @@ TASKS = {
             *(*FAST, COLOUR_FEATURES, "batch=128", "epochs=20", "samples=2500"),
             *("evaluate_every=0", "average_last=1", "folder={data}/utkface-64"),
         ),
-        RATES,
-        tries=1,
+        ("learning_rate", (2e-4,)),
         steps=1880,
         gpu_seconds=5,
     ),

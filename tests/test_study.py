@@ -143,9 +143,19 @@ def test_tables_are_computed_from_paired_seeds() -> None:
 @pytest.mark.usefixtures("collected")
 def test_the_best_strength_of_the_trials_is_chosen() -> None:
     assert results.choose("digits") == 5e-4
-    assert results.choose("mnist") is None
+    assert results.choose("stacked") is None
     arms = best("atom", "koleo")
     assert results.with_strengths("digits", arms) == [Arm("atom", 1.0)]  # koleo has no trials
+
+
+@pytest.mark.usefixtures("collected")
+def test_a_run_that_was_collected_is_not_missing() -> None:
+    arms = [Arm("atom", 1.0), Arm("atom-share", 0.1)]
+    runs = list(plan_arms(QUESTIONS["strength"], "digits", DATA, 5e-4, arms))
+    missing = list(results.uncollected(runs))
+    assert {each.key.seed for each in runs} == {0, 1, 2, 3, 4}
+    assert {each.key.seed for each in missing} == {3, 4}
+    assert {each.arm for each in missing} == {PLAIN, *arms}
 
 
 def test_pages_are_those_of_the_collected_runs() -> None:
