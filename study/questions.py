@@ -100,7 +100,8 @@ QUESTIONS = {
                 *at((1.0,), "mode-seeking"),
                 *at((10.0,), *PARTS),
             ],
-            "cifar10": at((1.0,), "atom"),
+            "faces": [*at((0.1,), "atom-calibrated", "atom-share"), *at((1.0,), "mode-seeking")],
+            "cifar10": at((0.1,), "atom-calibrated", "atom-share"),
         },
         {"stacked": 8},
     ),
@@ -138,7 +139,7 @@ QUESTIONS = {
                 *at((1.0, 10.0), "atom"),
                 *at((0.1,), "atom-share", "atom-calibrated"),
             ],
-            "stacked": [*at((1.0, 10.0), "atom"), *at((0.1,), "atom-share", "atom-calibrated")],
+            "stacked": [*at((0.1,), "atom-calibrated", "atom-share"), *at((10.0,), "atom")],
             "faces": [*at((1.0,), "atom"), *at((0.1,), "atom-share", "atom-calibrated")],
             "flowers": [
                 *at((0.2, 0.02, 1.0), "atom"),

@@ -10,15 +10,17 @@ from typing import Any
 
 import torch
 
+from atomsep import __version__
+
 LIBRARIES = (
-    *("atomsep", "torch", "torchvision", "transformers", "lightning", "torchmetrics"),
+    *("torch", "torchvision", "transformers", "lightning", "torchmetrics"),
     *("torch-fidelity", "numpy"),
 )
 
 
 def provenance() -> dict[str, Any]:
     """Versions, the commit and the machine."""
-    versions = {"python": platform.python_version()}
+    versions = {"python": platform.python_version(), "atomsep": __version__}
     for name in LIBRARIES:
         try:
             versions[name] = metadata.version(name)
