@@ -100,7 +100,7 @@ QUESTIONS = {
                 *at((1.0,), "mode-seeking"),
                 *at((10.0,), *PARTS),
             ],
-            "faces": [*at((0.1,), "atom-calibrated", "atom-share"), *at((1.0,), "mode-seeking")],
+            "faces": at((0.1,), "atom-calibrated", "atom-share"),
             "cifar10": at((0.1,), "atom-calibrated", "atom-share"),
         },
         {"stacked": 8},
