@@ -136,10 +136,13 @@ def budget() -> str:
 SUMMARY = (
     ("paper", "demo", Arm("atom", 12.5)),
     ("settings", "mixtures", Arm("atom", 2.5)),
+    ("gans", "faces", Arm("atom-calibrated", 0.1)),
     ("example", "example-mnist", Arm("atom", 10.0)),
     ("example", "example-mnist-r1", Arm("atom", 10.0)),
     ("example", "example-stacked", Arm("atom", 10.0)),
+    ("strength", "stacked", Arm("atom", 10.0)),
     ("strength", "small-stacked", Arm("atom", 1.0)),
+    ("strength", "flowers", Arm("atom", 0.2)),
     ("settings", "digits", Arm("atom", 1.0)),
     ("text", "poem", Arm("atom", 0.01)),
 )
