@@ -1,16 +1,15 @@
-"""Runs per hour of the study on one GPU, against one process of an earlier version.
+"""Runs per hour of a sweep that shares one GPU, against one process of an earlier version.
 
     git worktree add ../before 6733dee
-    python -m benchmarks.sweep --before ../before --data DATA --out RUNS
+    python -m benchmarks.sweep --before ../before --data DATA
 
-The runs are those of `python -m study run --device cuda --mps` for some of its questions, as many
-at a time as fit: counted are all of them, from the command to the last result. The earlier version
-trains one run in one process, as its users did. That takes so long that a few epochs are trained
-and the rest is extrapolated: start, data and evaluation as measured, and every further epoch like
-the second. Both have the same settings, but for what makes the steps of this version faster. Adds
-its rows to `results/sweep.csv`, and leaves the runs in RUNS, where the study finds them.
+Each experiment is swept with `--jobs auto --mps`, as a user would, from the command to the last
+result. The earlier version trains one run in one process, as its users did; that takes so long that
+a few epochs are trained and the rest is extrapolated: start, data and evaluation as measured, and
+every further epoch like the second. Both have the same settings, given below. Adds its rows to
+`results/sweep.csv`.
 
-DATA holds flowers-102/, oxford-iiit-pet/, imagenette-80/ (train/ and val/) and mnist/, as
+DATA holds flowers-102/, oxford-iiit-pet/, imagenette/ (train/ and val/) and mnist/, as
 docs/experiments.md says.
 """
 
@@ -27,89 +26,92 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import record
-from study.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A task of the study.
+    """An experiment to sweep.
 
     Attributes:
-        task: its name.
-        questions: those whose runs are counted; the runs that tune plain training come with them.
+        experiment: its name.
         needs: the folder of its data.
+        epochs: passes in a full run.
         few: passes that the earlier version is measured over, at least 3.
-        before: settings of the earlier version, which mean the same as the study's.
-        validation: whether the runs train without the samples that they are evaluated on.
+        settings: other settings, of both versions.
+        before: settings of the earlier version alone.
+        now: settings of this one alone: what it evaluates is what the earlier one does, once at the
+            end, and it has what makes its steps faster.
     """
 
-    task: str
-    questions: tuple[str, ...]
+    experiment: str
     needs: str
+    epochs: int
     few: int
-    before: tuple[str, ...]
-    validation: bool = False
+    settings: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    now: tuple[str, ...] = ()
 
 
 BF16 = "precision=bf16-mixed"
+ONCE = ("evaluate_every=0", "graph=true")
 CASES = {
-    "Flowers": Case(
-        *("flowers", ("strength", "peers"), "flowers-102", 4, (BF16, "image=64")), validation=True
-    ),
-    "Pets": Case(
-        *("pets", ("strength", "peers"), "oxford-iiit-pet", 3, (BF16, "image=64")), validation=True
-    ),
+    "Flowers": Case("flowers", "flowers-102", 60, 4, (BF16,), now=ONCE),
+    "Pets": Case("pets", "oxford-iiit-pet", 30, 3, (BF16,), now=ONCE),
     "Imagenette": Case(
-        *("imagenette", ("classifiers",), "imagenette-80", 3),
-        (BF16, "image=80", "batch=128", "folder={data}/imagenette-80"),
+        *("own-images", "imagenette", 20, 3),
+        (BF16, "model=resnet18", "image=64", "batch=128"),
+        now=ONCE,
     ),
     "MNIST-GAN": Case(
-        *("example-mnist", ("example",), "mnist", 3),
-        (BF16, "features=classifier", "batch=128", "average_last=3"),
+        *("mnist-gan", "mnist", 5, 3, (BF16, "features=classifier", "batch=128")),
+        before=("average_last=1",),
+        now=(*ONCE, "average_last=1", "ema=0"),
     ),
 }
 
 
-def epochs_of(case: Case) -> int:
-    """Passes of a run of the study."""
-    [epochs] = [each for each in TASKS[case.task].settings if each.startswith("epochs=")]
-    return int(epochs.removeprefix("epochs="))
+def assignments(case: Case, data: Path, epochs: int, *more: str) -> list[str]:
+    given = [f"epochs={epochs}", *case.settings, *more]
+    if case.experiment == "own-images":
+        given.append(f"folder={data / case.needs}")
+    return [word for each in given for word in ("--set", each)]
 
 
-def call(source: Path, *command: str) -> float:
-    """Seconds that a Python command takes with the version in a folder."""
+def atomsep(source: Path, *arguments: str) -> float:
+    """Seconds that a command of the version in a folder takes."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([f"{source}/src", *sys.path[1:]])}
     start = time.perf_counter()
-    subprocess.run([sys.executable, *command], cwd=source, env=environment, check=True)
+    subprocess.run(
+        [sys.executable, "-c", "from atomsep.cli.main import main; main()", *arguments],
+        env=environment,
+        check=True,
+    )
     return time.perf_counter() - start
 
 
-def of_one_process(source: Path, case: Case, data: Path) -> float:
+def of_one_process(source: Path, case: Case, data: Path, seed: int) -> float:
     """Seconds that one full run takes, extrapolated from a few epochs."""
-    settings = [each.format(data=data) for each in (f"epochs={case.few}", *case.before)]
     with tempfile.TemporaryDirectory() as out:
-        whole = call(
-            *(source, "-c", "from atomsep.cli.main import main; main()"),
-            *("train", TASKS[case.task].experiment, "--method", "plain", "--seed", "0"),
-            *("--data", str(data), "--out", out, *(["--validation"] * case.validation)),
-            *(word for each in settings for word in ("--set", each)),
+        whole = atomsep(
+            *(source, "train", case.experiment, "--method", "plain", "--seed", str(seed)),
+            *("--data", str(data), "--out", out, *assignments(case, data, case.few, *case.before)),
         )
         [file] = Path(out).rglob("metrics.jsonl")
         ends = [json.loads(line)["seconds"] for line in file.read_text().splitlines()]
     epoch = ends[-2] - ends[-3]  # without the first, and without the evaluation after the last
-    return whole + (epochs_of(case) - case.few) * epoch
+    return whole + (case.epochs - case.few) * epoch
 
 
-def of_the_study(case: Case, data: Path, out: Path) -> tuple[int, float]:
-    """How many runs the study makes, and the seconds that they take."""
-    before = len(list(out.rglob("result.json")))
-    seconds = call(
-        *(ROOT, "-m", "study", "run", *case.questions, "--tasks", case.task),
-        *("--data", str(data), "--out", str(out), "--device", "cuda", "--mps"),
-    )
-    return len(list(out.rglob("result.json"))) - before, seconds
+def of_a_sweep(case: Case, data: Path, runs: int, kept: Path | None) -> float:
+    """Seconds that a sweep of so many runs takes."""
+    with tempfile.TemporaryDirectory() as out:
+        return atomsep(
+            *(ROOT, "sweep", case.experiment, "--methods", "plain", "--seeds", str(runs)),
+            *("--jobs", "auto", "--mps", "--data", str(data), "--out", str(kept or out)),
+            *assignments(case, data, case.epochs, *case.now),
+        )
 
 
 def main() -> None:
@@ -117,24 +119,23 @@ def main() -> None:
     parser.add_argument("--before", type=Path, required=True, help="folder of the earlier version")
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--only", choices=CASES, nargs="+", default=list(CASES))
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the study's runs")
+    parser.add_argument("--runs", type=int, default=28, help="runs of each sweep")
+    parser.add_argument("--out", type=Path, help="keep the runs of the sweeps in this new folder")
     given = parser.parse_args()
-    data, out = given.data.resolve(), given.out.resolve()
+    data = given.data.resolve()
     for name in given.only:
         case = CASES[name]
         if not (data / case.needs).exists():
             parser.error(f"there is no folder {data / case.needs}; see --help")
-        # First, so that the study pays for what is made once and kept beside the data.
-        runs, seconds = of_the_study(case, data, out)
-        if not runs:
-            parser.error(f"all runs of {name} are in {out} already; choose another --out")
-        before = of_one_process(given.before.resolve(), case, data)
-        rates = 3600 / before, 3600 * runs / seconds
+        # First, so that the sweep pays for what is made once and kept beside the data.
+        seconds = of_a_sweep(case, data, given.runs, given.out)
+        before = of_one_process(given.before.resolve(), case, data, seed=0)
+        rates = 3600 / before, 3600 * given.runs / seconds
         row = {
             "experiment": name,
-            "epochs": epochs_of(case),
-            "settings": "study: " + " ".join(TASKS[case.task].settings),
-            "runs": runs,
+            "epochs": case.epochs,
+            "settings": " ".join((*case.settings, *case.now)),
+            "runs": given.runs,
             "one_run_before_s": round(before, 1),
             "sweep_s": round(seconds, 1),
             "runs_per_hour_before": round(rates[0], 1),
