@@ -84,7 +84,6 @@ TASKS = {
         ("learning_rate", (2e-4, 5e-4, 1e-3)),
         tries=3,
         steps=2320,
-        gpu_seconds=1,
     ),
     "small-stacked": Task(
         *("Stacked MNIST DCGAN, 16 px", "small-stacked-gan", MODES, ()),

@@ -166,6 +166,29 @@ def test_pages_are_those_of_the_collected_runs() -> None:
         assert overview.render(text) == text, f"{page.name} is out of date: make study-tables"
 
 
+def test_the_gain_on_faces_is_quoted_as_the_tables_have_it() -> None:
+    arm, metric = Arm("atom-calibrated", 0.1), TASKS["faces"].metrics[0]
+    fresh, tried = (
+        tables.values_of(tables.rows_of(name, "faces"), metric) for name in ("gans", "strength")
+    )
+    gain, before = (overview.gains_in(each, metric)[arm].mean for each in (fresh, tried))
+    readme, page = (tables.ROOT / name for name in ("README.md", "docs/results/index.md"))
+    chance = tables.compared(fresh)[arm].t_holm
+    assert f"Fréchet distance − {gain:.0f} %, p = {chance:.2f}" in readme.read_text()
+    assert f"− {gain:.0f} % after − {before:.0f} %" in page.read_text()
+    averages = [
+        tables.values_of(tables.rows_of(name, "faces"), f"ema_{metric}")
+        for name in ("gans", "strength")
+    ]
+    pairs = [
+        each[arm][seed] < each[PLAIN][seed]
+        for each in (fresh, tried, *averages)
+        for seed in each[PLAIN]
+    ]
+    assert len(pairs) == 20
+    assert all(pairs), "ten of ten paired seeds, for the generator and for its average"
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_collected_runs_belong_to_the_plan(task: str) -> None:
     plan = {(each.phase, each.arm._replace(strength=None), each.key.seed) for each in
