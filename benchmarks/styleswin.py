@@ -2,16 +2,23 @@
 
 The step is that of `atomsep train faces-gan`: discriminator with balanced consistency, R1 in every
 16th step, generator, moving average. Three tasks take turns of 16 steps in one process: without the
-loss, without it again (to see the noise), and with it. Memory is the peak of each task alone. The
-batch is the largest of a few that fits, unless it is given. Adds rows to `results/styleswin.csv`.
+loss, without it again (to see the noise), and with it. With `--steps` a turn is shorter; R1, in its
+first step, still counts as in every 16th. Memory is the peak of each task alone. The batch is the
+largest of a few that fits, unless it is given. Each turn is printed as it ends. Adds rows to
+`results/styleswin.csv`, also when it is stopped early, by Ctrl-C or by `timeout`.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import signal
 import statistics
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +40,24 @@ BATCHES = (96, 64, 48, 32, 16, 8, 4)
 CONTENDERS = {"without": "plain", "without, again": "plain", "with": "atom"}
 
 
-def make_task(method: str, settings: FacesSettings) -> Faces:
-    """A task on random images, which is never evaluated."""
+@dataclass
+class Measured:
+    """What has been measured so far.
+
+    Attributes:
+        taken: milliseconds per step in each turn, by contender.
+        peaks: the peak memory of each task alone, in GB.
+    """
+
+    taken: dict[str, list[float]] = field(default_factory=dict)
+    peaks: dict[str, float] = field(default_factory=dict)
+
+
+def make_task(method: str, settings: FacesSettings, steps: int) -> Faces:
+    """A task on random images for as many steps per epoch, which is never evaluated."""
     fabric = make_fabric(Machine(), settings.precision)
     seed_step(0, "initial weights")
-    shape = (settings.batch * settings.r1_every, 3, settings.size, settings.size)
+    shape = (settings.batch * steps, 3, settings.size, settings.size)
     images = Pictures(torch.randint(0, 256, shape, dtype=torch.uint8), None)
     judge: Any = None
     context = Context(settings, method, 0, fabric, Path())
@@ -47,20 +67,24 @@ def make_task(method: str, settings: FacesSettings) -> Faces:
 
 
 def turn(task: Faces) -> float:
-    """Milliseconds per step, over an epoch of as many steps as lie between two penalties."""
+    """Milliseconds per step, over an epoch whose first step alone has the penalty."""
     _wait()
-    start = time.perf_counter()
+    ends = [time.perf_counter()]
     for index, batch in enumerate(task.batches(0, 0)):
         seed_step(0, "step", 0, index)
         task.step(batch, index / (task.settings.epochs * task.steps))
-    _wait()
-    return 1e3 * (time.perf_counter() - start) / task.steps
+        if index in (0, task.steps - 1):
+            _wait()
+            ends.append(time.perf_counter())
+    penalised, others = ends[1] - ends[0], ends[-1] - ends[1]
+    every: int = task.settings.r1_every
+    return 1e3 * (penalised + (every - 1) * others / max(1, task.steps - 1)) / every
 
 
 def fits(settings: FacesSettings) -> bool:
     """Whether the GPU has memory for a step of each task, penalty included, beside the others."""
     try:
-        measure(change(settings, ["r1_every=1"]), turns=0)
+        measure(change(settings, ["r1_every=1"]), Measured(), turns=0, steps=1)
     except torch.OutOfMemoryError:
         return False
     finally:
@@ -68,25 +92,41 @@ def fits(settings: FacesSettings) -> bool:
     return True
 
 
-def measure(settings: FacesSettings, turns: int) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Milliseconds per step in each turn, and the peak memory of each task alone, in GB."""
+def measure(settings: FacesSettings, found: Measured, turns: int, steps: int) -> None:
+    """Take turns; what each has found is in `found` when it ends."""
     _clear()
     tasks, own = {}, {}
     for name, method in CONTENDERS.items():
         before = _allocated()
-        tasks[name] = make_task(method, settings)
+        tasks[name] = make_task(method, settings, steps)
         own[name] = _allocated() - before
-    taken: dict[str, list[float]] = {name: [] for name in tasks}
-    peaks = {}
+        _say(f"batch {settings.batch}: networks {name} are ready")
     for number in range(turns + 1):
         for name, task in tasks.items():
             others = _allocated() - own[name]
             milliseconds = turn(task)
             if number:
-                taken[name].append(milliseconds)
+                found.taken.setdefault(name, []).append(milliseconds)
             else:  # warms up
-                peaks[name] = (_peak() - others) / 1e9
-    return taken, peaks
+                found.peaks[name] = (_peak() - others) / 1e9
+            which = f"turn {number} of {turns}" if number else "warm-up"
+            _say(f"batch {settings.batch}, {which}, {name}: {milliseconds:.1f} ms per step")
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Leave the block at Ctrl-C, or where `timeout` ends the process, and go on after it."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        _say("stopped early")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _allocated() -> int:
@@ -117,19 +157,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--batch", type=int, default=0, help="images per step; 0: the largest")
     parser.add_argument("--turns", type=int, default=4, help="turns of each task")
+    parser.add_argument("--steps", type=int, default=0, help="steps of a turn; 0: as r1_every")
     parser.add_argument("--precision", default="bf16-mixed")
     parser.add_argument("--set", action="append", default=[], help="a setting of faces-gan")
     parser.add_argument("--dry", action="store_true", help="record nothing")
     arguments = parser.parse_args()
     chosen = ["weight=1", f"precision={arguments.precision}", *arguments.set]
     settings = change(FacesSettings(), chosen)
+    steps = arguments.steps or settings.r1_every
+    if not min(2, settings.r1_every) <= steps <= settings.r1_every:
+        parser.error(f"--steps must be from 2 to r1_every, which is {settings.r1_every}: {steps}")
     sizes = [arguments.batch] if arguments.batch else BATCHES
     candidates = (change(settings, [f"batch={size}"]) for size in sizes)
-    settings = next(each for each in candidates if arguments.batch or fits(each))
-    taken, peaks = measure(settings, arguments.turns)
-    plain = statistics.median(taken["without"])
+    found = Measured()
+    with stoppable():
+        settings = next(each for each in candidates if arguments.batch or fits(each))
+        measure(settings, found, arguments.turns, steps)
+    if not found.taken:
+        sys.exit("Stopped before the first turn ended: nothing to record. Try fewer --steps.")
+    plain = statistics.median(found.taken["without"])
     rows: list[dict[str, object]] = []
-    for name, times in taken.items():
+    for name, times in found.taken.items():
         median = statistics.median(times)
         rows.append(
             {
@@ -138,10 +186,12 @@ def main() -> None:
                 "width": settings.width,
                 "batch": settings.batch,
                 "precision": settings.precision,
+                "turns": len(times),
+                "steps": steps,
                 "ms": round(median, 3),
                 "images_per_second": round(1e3 * settings.batch / median, 1),
                 "overhead_percent": round(100 * (median / plain - 1), 2),
-                "peak_gb": round(peaks[name], 3),
+                "peak_gb": round(found.peaks[name], 3),
             }
         )
         print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)

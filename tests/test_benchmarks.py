@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import os
+import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +15,12 @@ import torch
 from PIL import Image
 
 from benchmarks import imagenet, record, styleswin
+
+TOY = [
+    *("--batch", "2", "--precision", "32-true", "--set", "size=64", "--set", "width=8"),
+    *("--set", "z=8"),
+]
+"""Options for which a step of StyleSwin takes a moment."""
 
 
 @pytest.fixture(autouse=True)
@@ -30,13 +40,76 @@ def start(module: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 def test_a_step_of_styleswin(
     dry: bool, results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = ("size=64", "width=8", "z=8", "r1_every=1")
-    words = [word for each in settings for word in ("--set", each)]
+    words = [*TOY, "--turns", "1", "--set", "r1_every=1"]
     if dry:
         words.append("--dry")
-    start(styleswin, monkeypatch, "--batch", "2", "--turns", "1", "--precision", "32-true", *words)
-    assert "overhead_percent" in capsys.readouterr().out
+    start(styleswin, monkeypatch, *words)
+    said = capsys.readouterr()
+    assert "overhead_percent" in said.out
     assert results.exists() != dry
+    names = [*styleswin.CONTENDERS]
+    assert [line.rpartition(": ")[0] for line in said.err.splitlines()[len(names) :]] == [
+        f"batch 2, {which}, {name}" for which in ("warm-up", "turn 1 of 1") for name in names
+    ]
+
+
+def test_a_short_turn_counts_the_penalty_as_seldom_as_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its step takes 9 seconds, and the others 1: (9 + 15) / 16 in every turn."""
+    clock = [0.0]
+    monkeypatch.setattr(styleswin.time, "perf_counter", lambda: clock[0])
+
+    def step(batch: int, progress: float) -> None:
+        clock[0] += 9 if progress == 0 else 1
+
+    for steps in (2, 5, 16):
+        task: Any = SimpleNamespace(
+            settings=SimpleNamespace(epochs=3, r1_every=16),
+            steps=steps,
+            batches=lambda epoch, first, steps=steps: range(steps),
+            step=step,
+        )
+        assert styleswin.turn(task) == pytest.approx(1500)
+    task.settings.r1_every = task.steps = 1
+    task.batches = lambda epoch, first: [0]
+    assert styleswin.turn(task) == 9000
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_benchmark_that_is_stopped_records_its_turns(
+    number: int, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([9.0, 9.0, 9.0, 5.0, 6.0, 5.5, 7.0])
+    before = signal.getsignal(signal.SIGTERM)
+    made: list[int] = []
+    monkeypatch.setattr(styleswin, "make_task", lambda method, settings, steps: made.append(steps))
+
+    def turn(task: Any) -> float:
+        taken = next(times, None)
+        if taken is None:
+            os.kill(os.getpid(), number)
+        return taken or 0.0
+
+    monkeypatch.setattr(styleswin, "turn", turn)
+    start(styleswin, monkeypatch, *TOY, "--steps", "3")
+    with open(results / "styleswin.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["turns"], row["ms"]) for row in rows] == [("2", "6.0"), ("1", "6.0"), ("1", "5.5")]
+    assert made == [3, 3, 3]
+    assert {row["steps"] for row in rows} == {"3"}
+    assert signal.getsignal(signal.SIGTERM) == before
+    with pytest.raises(SystemExit, match="Stopped before the first turn ended"):
+        start(styleswin, monkeypatch, *TOY)
+
+
+@pytest.mark.parametrize("steps", ["1", "17", "-2"])
+def test_a_turn_has_a_step_with_and_one_without_the_penalty(
+    steps: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        start(styleswin, monkeypatch, *TOY, "--steps", steps)
+    assert f"must be from 2 to r1_every, which is 16: {steps}" in capsys.readouterr().err
 
 
 @pytest.mark.slow

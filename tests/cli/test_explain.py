@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import atomsep
@@ -18,8 +21,11 @@ from atomsep.cli.explaining import image_files, sentences, show
 from atomsep.cli.main import main
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.machine import Machine
+from atomsep.experiments.predicting import Prediction
 from atomsep.experiments.registry import find_experiment, run_key
 from atomsep.experiments.training import train
+from atomsep.importance.colours import diverging
+from atomsep.importance.images import gap_of
 from atomsep.report.explained import Explained, histogram
 
 
@@ -79,6 +85,25 @@ def test_images_get_predictions_maps_and_one_page(
     assert str(tmp_path) not in page, "folders of this machine are nobody else's business"
     with Image.open(out / "a.png") as picture:
         assert min(picture.size) > 300
+
+
+def test_patches_in_a_row_are_maps_of_any_rectangle(tmp_path: Path) -> None:
+    """As vision transformers give them, whose class token `attach` leaves out."""
+    explained = Explained(tmp_path, "a run")
+    seen = torch.zeros(3, 32, 48, dtype=torch.uint8)
+    charges = torch.linspace(-1, 1, 6)  # 2 x 3 patches
+    prediction = Prediction(0, "cat", 1.0, torch.ones(1), charges, seen)
+    [path] = explained.add_image("wide.png", prediction)
+    with Image.open(path) as picture:
+        assert min(picture.size) > 300
+    [source] = re.findall('base64,([^"]+)', explained.write_page().read_text())
+    with Image.open(io.BytesIO(base64.b64decode(source))) as picture:
+        shown = np.asarray(picture.convert("RGB"))
+    gap = gap_of(48)
+    found = shown[8::16, 48 + gap + 8 : 2 * 48 + gap : 16]  # the middles of the patches
+    np.testing.assert_array_equal(found, diverging(charges.reshape(2, 3)))
+    with pytest.raises(ExperimentError, match="charges of wide.png are not a map: 7 tokens do not"):
+        explained.add_image("wide.png", replace(prediction, importance=torch.zeros(7)))
 
 
 def test_sentences_come_from_quotes_and_files_and_stay_text(

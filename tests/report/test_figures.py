@@ -244,6 +244,27 @@ NAMES = {
 """All figures of the runs, and their widths in inches."""
 
 
+AXES = {
+    "energy": {"atomic distance d, in mean radii", "energy, in c / mean radius"},
+    "synthetic-tiny-accuracy-methods": {"accuracy, %"},
+    "synthetic-tiny-accuracy-ablation": {"accuracy, %"},
+    "synthetic-tiny-latent": {
+        *("first component, in units of the latent", "second component, in units of the latent"),
+    },
+    "synthetic-tiny-charge": {"value x of the sub-unit", "charge q"},
+    "synthetic-tiny-distances": {
+        *("atomic distance, in units of the latent", "pairs of samples, %"),
+    },
+    "mnist-gan-tiny-fid-methods": {"FID"},
+    "mnist-gan-tiny-maps": {"charge q of a token", "tokens, %"},
+    "flowers-tiny-top1-methods": {"top-1 accuracy, %"},
+    "flowers-tiny-maps": {"charge q of a token", "tokens, %"},
+    "cola-tiny-mcc-methods": {"MCC, %"},
+    "cola-tiny-words": {"charge q of a word", "words, %"},
+}
+"""The labels of their axes, with units; an axis of methods has their names."""
+
+
 def texts_of(figure: Figure) -> list[Text]:
     return [text for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible()]
 
@@ -253,6 +274,7 @@ def test_every_figure_can_be_read_at_the_width_of_a_column(runs: Path) -> None:
     assert {name: each.figure.get_figwidth() for name, each in drawings.items()} == NAMES
     for name, drawing in drawings.items():
         assert min(text.get_fontsize() for text in texts_of(drawing.figure)) >= 6, name
+        assert AXES[name] <= {text.get_text() for text in texts_of(drawing.figure)}, name
         if name != "energy":
             assert "seed 1" in drawing.caption
             assert "tiny form" in drawing.caption

@@ -134,6 +134,32 @@ def test_families_are_the_papers() -> None:
         assert figures.keys() <= set(EXPERIMENTS[name].methods)
 
 
+def test_every_experiment_of_the_paper_has_its_rows() -> None:
+    """Plain and atom modeling, beside the paper's figures; it has none for the plain mixtures."""
+    names = [name for family in paper.FAMILIES for name in family.experiments]
+    metrics = {
+        name: dict.fromkeys(paper.METRICS.get(name, (EXPERIMENTS[name].metric,)), 0.5)
+        for name in names
+    }
+    some = [result(name, each, 0, metrics[name]) for name in names for each in ("plain", "atom")]
+    rows = [
+        row for table in build_tables(some) if table.name != "significance" for row in read(table)
+    ]
+    shown = [(row["experiment"], row["method"], row["paper"]) for row in rows]
+    assert shown == [
+        *(("synthetic", "plain", ""), ("synthetic", "atom", "96.0")),
+        *(("mnist-gan", "plain", "88.4"), ("mnist-gan", "atom", "49.0")),
+        *(("cifar10-gan", "plain", "110.4"), ("cifar10-gan", "atom", "97.4")),
+        *(("faces-gan", "plain", "5.26"), ("faces-gan", "atom", "5.18")),
+        *(("pets", "plain", "21.0"), ("pets", "atom", "22.5")),
+        *(("flowers", "plain", "56.7"), ("flowers", "atom", "59.1")),
+        *(("imagenet", "plain", "74.97"), ("imagenet", "atom", "75.1")),
+        *(("imagenet", "plain", "92.17"), ("imagenet", "atom", "92.25")),
+        *(("cola", "plain", "60.0"), ("cola", "atom", "61.3")),
+        *(("poem", "plain", "60.3"), ("poem", "atom", "62.7")),
+    ]
+
+
 def test_other_frechet_distances_are_not_called_fid() -> None:
     of_fid = [result("mnist-gan", m, 0, {"fid": 50.0, "recall": 0.25}) for m in ("plain", "atom")]
     of_other = [result("mnist-gan", m, 1, {"frechet_digits": 9.0}) for m in ("plain", "atom")]

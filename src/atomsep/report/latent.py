@@ -16,7 +16,7 @@ from atomsep.experiments.synthetic import mixtures
 from atomsep.report.style import CLASSES, PAGE
 
 PROJECTIONS = {
-    "pca": ("first component", "second component"),
+    "pca": ("first component, in units of the latent", "second component, in units of the latent"),
     "tsne": ("t-SNE 1, no unit", "t-SNE 2, no unit"),
 }
 """Ways into the plane, and the labels of its axes."""
@@ -56,7 +56,7 @@ def latent_space(
     columns = min(ACROSS, len(models))
     rows = -(-len(models) // columns)
     width = PAGE * max(columns, 2) / ACROSS
-    figure = Figure(figsize=(width, 1.7 * rows + 0.3), layout="constrained")
+    figure = Figure(figsize=(width, 1.7 * rows + 0.4), layout="constrained")
     shared = projection == "pca"
     panels = figure.subplots(rows, columns, sharex=shared, sharey=shared, squeeze=False)
     for axes in panels.flat[len(models) :]:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from tiny_gans import Means, crashing_at, run, saved_models, steps_kept, tiny
 from tiny_runs import read_metrics
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import mse_loss, softplus
 
 from atomsep import AtomLoss, load_run
@@ -26,6 +26,7 @@ from atomsep.experiments.gan.fidelity import Fidelity
 from atomsep.experiments.gan.styleswin.build import find_images, make_networks
 from atomsep.experiments.gan.styleswin.consistency import augment
 from atomsep.experiments.gan.styleswin.faces import Faces
+from atomsep.experiments.gan.styleswin.generator import Generator
 from atomsep.experiments.machine import Machine, make_fabric
 from atomsep.experiments.randomness import seed_step
 from atomsep.experiments.registry import find_experiment, run_key
@@ -252,6 +253,22 @@ def test_a_checkpoint_of_a_narrow_network_is_small() -> None:
     with torch.device("meta"):
         counts = [sum(p.numel() for p in each.parameters()) for each in make_networks(key.settings)]
     assert 4 * (4 * counts[0] + 3 * counts[1]) < 50e6
+
+
+def test_the_layer_has_half_the_resolution() -> None:
+    """At full size; what comes after the layer is left out."""
+
+    class Reached(Exception):
+        pass
+
+    def stop(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        raise Reached(tuple(output.shape))
+
+    default = FacesSettings()
+    generator = Generator(default.size, default.width, default.multiplier, default.z)
+    generator.get_submodule(default.layer).register_forward_hook(stop)
+    with torch.no_grad(), pytest.raises(Reached, match=r"\(1, 128, 128, 256\)"):
+        generator(torch.randn(1, default.z, 1, 1))
 
 
 def test_the_papers_figures_are_those_of_256_px() -> None:
