@@ -19,7 +19,7 @@ from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.runs import Run, RunKey
 from atomsep.experiments.sweeps import processes, sweep
-from atomsep.experiments.sweeps.ledger import Event, Ledger
+from atomsep.experiments.sweeps.ledger import RETRIES, Event, Ledger
 from atomsep.experiments.sweeps.processes import WorkerProcess, environment
 from atomsep.experiments.sweeps.sweep import run_sweep
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
@@ -198,6 +198,25 @@ def test_after_a_trial_that_is_too_large_others_run_side_by_side(
     words = [word for word, *_ in stubbed()]
     last = len(words) - words[::-1].index("lacks")
     assert most_at_a_time(stubbed()[last:]) > 1
+
+
+@pytest.mark.parametrize("losses", [1, RETRIES, RETRIES + 1])
+def test_a_trial_that_lost_the_server_of_mps_is_tried_again_by_a_new_process(
+    stubbed: Callable[[], list[list[str]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    losses: int,
+) -> None:
+    monkeypatch.setenv("LOSSES", str(losses))
+    lost, other = trial("atom", 7), trial("atom", 0)
+    kinds = []
+    report = run_sweep([lost, other], tmp_path, CPU, 2, lambda event: kinds.append(event.kind))
+    processes = [int(pid) for word, _, _, pid in stubbed() if word == "begins"]
+    assert len(set(processes)) == len(processes) == 2 + min(losses, RETRIES), "idle ones leave too"
+    assert kinds.count("returned") == min(losses, RETRIES)
+    if losses > RETRIES:
+        assert [(failure.key, failure.reason) for failure in report.failed] == [(lost, "no server")]
+    assert [result["seed"] for result in report.results] == ([7, 0] if losses <= RETRIES else [0])
 
 
 def test_one_trial_of_an_experiment_fetches_its_data(
