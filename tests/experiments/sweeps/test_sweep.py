@@ -128,6 +128,24 @@ def test_as_many_run_as_there_are_cores(
     assert most_at_a_time(stubbed()) == 2
 
 
+def test_a_number_of_jobs_is_that_number(
+    stubbed: Callable[[], list[list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than there are cores; the trials end when the sweep is stopped."""
+    monkeypatch.setattr(sweep, "cores", lambda: 2)
+    trials = [trial("atom", 3, f"epochs={epochs}") for epochs in range(1, 7)]
+    running: list[int] = []
+
+    def interrupt(event: Event) -> None:
+        running.append(event.running)
+        if running.count(4) == 1 and event.running == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert run_sweep(trials, tmp_path, CPU, 4, interrupt).left == trials
+    assert max(running) == 4
+    assert sum(word == "begins" for word, *_ in stubbed()) == 4
+
+
 @pytest.mark.parametrize(("startup", "several"), [(0.0, True), (1e6, False)])
 def test_without_a_gpu_a_worker_must_save_time(
     stubbed: Callable[[], list[list[str]]],
