@@ -3,6 +3,7 @@
 The documentation shows the lines between the markers.
 """
 
+from math import inf
 from statistics import geometric_mean
 
 import torch
@@ -28,8 +29,8 @@ for images, labels in loader:
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    if len(shares) < 100:
-        shares.append(attachment.stats["gradient_share"])
+    if len(shares) < 100 and 0 < (share := attachment.stats["gradient_share"]) < inf:
+        shares.append(share)
         if len(shares) == 100:  # the weight whose gradient was a tenth of the task's until here
             attachment.weight *= 0.1 / geometric_mean(shares)
             attachment.watch_gradients = False

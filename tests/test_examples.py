@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
+
+import atomsep
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -46,6 +53,27 @@ def test_an_example_runs_without_a_warning(path: Path, capsys: pytest.CaptureFix
     printed = capsys.readouterr().out
     assert printed
     assert "nan" not in printed
+
+
+def test_a_weight_is_calibrated_though_the_first_step_has_no_share() -> None:
+    """Its last layer starts at zero, so no gradient of the task arrives before it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(36, 3))
+        nn.init.zeros_(model[3].weight)
+        names: dict[str, Any] = {
+            "model": model,
+            "loader": [(torch.randn(4, 1, 5, 5), torch.tensor([0, 1, 2, 0])) for _ in range(101)],
+            "optimizer": torch.optim.SGD(model.parameters(), lr=1e-3),
+            "atomsep": atomsep,
+            "F": F,
+            "inf": math.inf,
+            "geometric_mean": geometric_mean,
+        }
+        exec(regions()["calibrate_weight:calibrate"], names)
+    assert len(names["shares"]) == 100
+    assert 0 < names["attachment"].weight < math.inf
+    assert names["attachment"].weight == pytest.approx(0.1 / geometric_mean(names["shares"]))
 
 
 @pytest.mark.parametrize("name", regions())

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,25 @@ def test_images_and_text_continue_bit_for_bit(tmp_path: Path, name: str, method:
     assert broken["metrics"] == unbroken["metrics"]
     for part, value in weights(key, tmp_path / "broken").items():
         assert torch.equal(value, weights(key, tmp_path / "unbroken")[part]), part
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_a_compiled_run_continues_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In processes of their own, models are compiled again; so they are here."""
+    compiled = partialmethod(torch.nn.Module.compile, backend="aot_eager")
+    monkeypatch.setattr(torch.nn.Module, "compile", compiled)
+    key = tiny("atom", 0, "epochs=3", "evaluate_every=1", "compile=true")
+    machine = Machine(tensorboard=False, checkpoint_seconds=0)
+    unbroken = run(key, tmp_path / "unbroken")
+    torch.compiler.reset()
+    with pytest.raises(MemoryError):
+        train(SYNTHETIC, key, tmp_path / "broken", machine, StopAt(2))
+    torch.compiler.reset()
+    assert run(key, tmp_path / "broken")["metrics"] == unbroken["metrics"]
+    for name, value in weights(key, tmp_path / "broken").items():
+        assert torch.equal(value, weights(key, tmp_path / "unbroken")[name]), name
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:

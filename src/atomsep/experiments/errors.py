@@ -74,6 +74,21 @@ def as_settings(message: str) -> str:
     return words
 
 
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that led to it, the last one first.
+
+    Example:
+        >>> try:
+        ...     raise RuntimeError("no batch") from MemoryError("no memory")
+        ... except RuntimeError as error:
+        ...     [str(each) for each in causes(error)]
+        ['no batch', 'no memory']
+    """
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 def _from_hooks(traceback: TracebackType | None) -> bool:
     """Whether the code that attaches to layers is among the callers."""
     while traceback is not None:

@@ -210,15 +210,14 @@ class _Augmented(Dataset[Any]):
         self.samples, self.augment, self.views, self.seed = samples, augment, views, seed
 
     def __getitem__(self, key: SampleKey) -> Any:
-        index = key[1]
-        stored = read_sample(self.samples, index)
+        stored = read_sample(self.samples, key[1])
         if isinstance(stored, Unreadable):
             return stored
         views = [
             stored if self.augment is None else self.augment(stored, (self.seed, view, *key))
             for view in VIEWS[: self.views]
         ]
-        return (*views, self.samples.labels[index])
+        return (*views, self.samples.labels[key[1]])
 
 
 def _collate(collate: Callable[[list[Any]], Any], items: list[Any]) -> Batch:

@@ -1,7 +1,8 @@
 """Speaks a worker's protocol without training, so that it starts at once.
 
 The seed says what becomes of a trial: 1 fails, 2 kills the process, 3 waits for the end of its
-input, all others finish. Prints the trial's start and end to the file in TRACE.
+input, 7 loses the server of MPS the first LOSSES times, all others finish. Prints the trial's
+start and end to the file in TRACE.
 
 From seed 10 on, trials take as many units of memory as their number of epochs, of the ROOM units
 that all workers share. A file per worker says what it holds.
@@ -45,6 +46,16 @@ def share_memory(need: int) -> bool:
     return True
 
 
+def loses(key: dict[str, object]) -> bool:
+    """Whether this attempt at a trial is one that loses the server."""
+    time.sleep(0.3)  # other workers are idle by then
+    begins = [
+        line for line in Path(os.environ["TRACE"]).read_text().splitlines() if "begins" in line
+    ]
+    tried = sum(line.startswith(f"begins {key['method']} {key['seed']} ") for line in begins)
+    return tried <= int(os.environ["LOSSES"])
+
+
 def main() -> None:
     if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
         with open(os.environ["TRACE"], "a") as file:
@@ -62,6 +73,9 @@ def main() -> None:
         if key["seed"] >= 10 and not share_memory(key["settings"]["epochs"]):
             trace("lacks", key)
             answer(crowded="out of memory")
+        elif key["seed"] == 7 and loses(key):
+            answer(lost="no server")
+            return
         elif key["seed"] == 1:
             answer(failed="out of luck")
         elif key["seed"] == 2:

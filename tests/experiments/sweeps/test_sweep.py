@@ -19,7 +19,7 @@ from atomsep.experiments.machine import Machine
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.runs import Run, RunKey
 from atomsep.experiments.sweeps import processes, sweep
-from atomsep.experiments.sweeps.ledger import Event, Ledger
+from atomsep.experiments.sweeps.ledger import RETRIES, Event, Ledger
 from atomsep.experiments.sweeps.processes import WorkerProcess, environment
 from atomsep.experiments.sweeps.sweep import run_sweep
 from atomsep.experiments.synthetic.experiment import SYNTHETIC
@@ -128,6 +128,24 @@ def test_as_many_run_as_there_are_cores(
     assert most_at_a_time(stubbed()) == 2
 
 
+def test_a_number_of_jobs_is_that_number(
+    stubbed: Callable[[], list[list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than there are cores; the trials end when the sweep is stopped."""
+    monkeypatch.setattr(sweep, "cores", lambda: 2)
+    trials = [trial("atom", 3, f"epochs={epochs}") for epochs in range(1, 7)]
+    running: list[int] = []
+
+    def interrupt(event: Event) -> None:
+        running.append(event.running)
+        if running.count(4) == 1 and event.running == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert run_sweep(trials, tmp_path, CPU, 4, interrupt).left == trials
+    assert max(running) == 4
+    assert sum(word == "begins" for word, *_ in stubbed()) == 4
+
+
 @pytest.mark.parametrize(("startup", "several"), [(0.0, True), (1e6, False)])
 def test_without_a_gpu_a_worker_must_save_time(
     stubbed: Callable[[], list[list[str]]],
@@ -198,6 +216,25 @@ def test_after_a_trial_that_is_too_large_others_run_side_by_side(
     words = [word for word, *_ in stubbed()]
     last = len(words) - words[::-1].index("lacks")
     assert most_at_a_time(stubbed()[last:]) > 1
+
+
+@pytest.mark.parametrize("losses", [1, RETRIES, RETRIES + 1])
+def test_a_trial_that_lost_the_server_of_mps_is_tried_again_by_a_new_process(
+    stubbed: Callable[[], list[list[str]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    losses: int,
+) -> None:
+    monkeypatch.setenv("LOSSES", str(losses))
+    lost, other = trial("atom", 7), trial("atom", 0)
+    kinds = []
+    report = run_sweep([lost, other], tmp_path, CPU, 2, lambda event: kinds.append(event.kind))
+    processes = [int(pid) for word, _, _, pid in stubbed() if word == "begins"]
+    assert len(set(processes)) == len(processes) == 2 + min(losses, RETRIES), "idle ones leave too"
+    assert kinds.count("returned") == min(losses, RETRIES)
+    if losses > RETRIES:
+        assert [(failure.key, failure.reason) for failure in report.failed] == [(lost, "no server")]
+    assert [result["seed"] for result in report.results] == ([7, 0] if losses <= RETRIES else [0])
 
 
 def test_one_trial_of_an_experiment_fetches_its_data(

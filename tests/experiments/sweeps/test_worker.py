@@ -61,6 +61,9 @@ Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
 """
 
 
+NOT_READY = "Error 807: MPS server is not ready to accept new MPS client requests"
+
+
 @pytest.mark.parametrize(
     ("error", "last"),
     [
@@ -68,6 +71,7 @@ Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
         (ExperimentError("no such layer"), {"failed": "no such layer"}),
         (ZeroDivisionError(), {"failed": "ZeroDivisionError"}),
         (MemoryError(), {"crowded": "MemoryError"}),
+        (RuntimeError(NOT_READY), {"lost": f"RuntimeError: {NOT_READY}"}),
     ],
 )
 def test_the_reason_of_a_failure_is_the_first_line(
@@ -78,6 +82,23 @@ def test_the_reason_of_a_failure_is_the_first_line(
 
     monkeypatch.setattr(worker, "train", fail)
     assert work(line(tmp_path, "cpu"), lambda _: None) == last
+
+
+def test_a_worker_that_lost_the_server_of_mps_ends() -> None:
+    script = """
+from atomsep.experiments.sweeps import worker
+worker.work = lambda line, answer: {"lost": "no server"}
+worker.main()
+"""
+    command, pipes = [sys.executable, "-c", script], {"stdin": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, stdout=subprocess.PIPE, text=True) as process:
+        # The input stays open, as in a sweep.
+        process.stdin.write("1\n2\n")
+        process.stdin.flush()
+        answers = [json.loads(next(process.stdout)) for _ in range(2)]
+        assert process.wait(timeout=60) == 0
+        assert answers == [{"ready": True}, {"lost": "no server"}]
+        assert not process.stdout.read()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

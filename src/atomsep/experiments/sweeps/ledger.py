@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,9 @@ from typing import Any
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.runs import Run, RunKey
+
+RETRIES = 3
+"""How often a trial is started again that lost the server of MPS, or its machine in a cluster."""
 
 
 def check_places(jobs: int | None, machine: Machine) -> None:
@@ -33,8 +36,8 @@ class Event:
 
     Attributes:
         kind: "skipped" (finished before), "started", "progressed", "finished", "failed" or
-            "returned" (memory ran out beside others; it waits until fewer run); after Ctrl-C
-            "stopping" (it writes a checkpoint) and "stopped".
+            "returned" (memory ran out beside others, or the server of MPS ended; it waits until
+            it can be tried again); after Ctrl-C "stopping" (it writes a checkpoint) and "stopped".
         key: the trial.
         done: number of trials that ended, plus the shares of those in training.
         failed: number of trials that failed.
@@ -94,6 +97,7 @@ class Ledger:
         on_event: is called with every event.
         waiting: the trials that no worker has.
         shares: shares that are done of the trials in training, by folder.
+        lost: how often trials lost the server of MPS, by folder.
     """
 
     trials: dict[Path, RunKey]
@@ -102,6 +106,7 @@ class Ledger:
     waiting: deque[RunKey] = field(default_factory=deque)
     shares: dict[Path, float] = field(default_factory=dict)
     failed: dict[Path, Failure] = field(default_factory=dict)
+    lost: Counter[Path] = field(default_factory=Counter)
     ended: int = 0
     skipped: int = 0
 
@@ -143,6 +148,14 @@ class Ledger:
         """A trial waits again, as the first."""
         self.waiting.appendleft(key)
         self.leave("returned", key)
+
+    def lose(self, key: RunKey, reason: str) -> None:
+        """A trial has lost the server of MPS: it waits again, or has failed if that is usual."""
+        self.lost[key.folder(self.root)] += 1
+        if self.lost[key.folder(self.root)] > RETRIES:
+            self.fail(key, reason)
+        else:
+            self.put_back(key)
 
     def leave(self, kind: str, key: RunKey) -> None:
         """A trial is not in training any more."""

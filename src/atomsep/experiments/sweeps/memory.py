@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from atomsep.experiments.errors import causes
+
 Measured = tuple[int, int, int]
 """Bytes that a process has taken at most, that it holds, and that are free beside it."""
 
@@ -122,11 +124,10 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         >>> is_out_of_memory(RuntimeError("CUDA error: an illegal memory access"))
         False
     """
-    while error is not None:
-        if isinstance(error, MemoryError) or any(words in str(error) for words in ERRORS):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return any(
+        isinstance(each, MemoryError) or any(words in str(each) for words in ERRORS)
+        for each in causes(error)
+    )
 
 
 def cores() -> int:

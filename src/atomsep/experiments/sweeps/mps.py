@@ -14,13 +14,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.errors import ExperimentError, causes
 from atomsep.experiments.sweeps.processes import count_gpus
 
 PROGRAM = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 SECONDS = 20
 """Time in which the daemon has to answer."""
+
+ERRORS = ("MPS client", "MPS server")
+"""Words in the errors of CUDA when a server has ended, or is not ready for a process."""
 
 QUIT = f'cat > /dev/null; echo quit | {PROGRAM}; rm -rf "$1"'
 """Waits for the end of its input, which comes even if the sweep is killed, then ends the daemon."""
@@ -54,6 +57,21 @@ def is_running() -> bool:
     """Whether a daemon answers at the place where processes look for one."""
     pipe = Path(os.environ.get(PIPES, "/tmp/nvidia-mps"), "control")
     return pipe.exists() and _control(os.environ, text="get_server_list\n")
+
+
+def has_lost_server(error: BaseException | None) -> bool:
+    """Whether the server of MPS has ended, or an error that says so led to this one.
+
+    If a process is killed while its kernels run, its server ends every other process that it
+    serves, and refuses new ones until all of them are gone.
+
+    Example:
+        >>> has_lost_server(RuntimeError("the MPS client has been terminated by the server"))
+        True
+        >>> has_lost_server(RuntimeError("CUDA error: out of memory"))
+        False
+    """
+    return any(words in str(each) for each in causes(error) for words in ERRORS)
 
 
 @contextmanager

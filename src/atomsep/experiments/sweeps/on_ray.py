@@ -20,10 +20,13 @@ from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.files import writing
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.runs import RunKey
-from atomsep.experiments.sweeps.ledger import Ledger, OnEvent, SweepReport, check_places
-
-RETRIES = 3
-"""How often a trial is started again whose process or machine died."""
+from atomsep.experiments.sweeps.ledger import (
+    RETRIES,
+    Ledger,
+    OnEvent,
+    SweepReport,
+    check_places,
+)
 
 LOOK_EVERY = 1.0
 """Seconds after which the number of trials at a time follows a cluster that grows or shrinks."""

@@ -29,10 +29,11 @@ class WorkerProcess:
         ready: whether it has started and takes trials.
         key: the trial that it trains.
         beside: the most trials that shared its device with that one at a time.
+        leaving: whether it was dismissed.
     """
 
     def __init__(self, number: int, jobs: int, device: str) -> None:
-        self.number, self.ready = number, False
+        self.number, self.ready, self.leaving = number, False, False
         self.key: RunKey | None = None
         self.since = time.monotonic()
         self.beside = 0
@@ -63,6 +64,11 @@ class WorkerProcess:
             self.trials.write(json.dumps(trial).encode() + b"\n")
             self.trials.flush()
 
+    @property
+    def free(self) -> bool:
+        """Whether it waits for a trial."""
+        return self.ready and self.key is None and not self.leaving
+
     def seconds(self) -> float:
         """Seconds since it was started or given its trial."""
         return time.monotonic() - self.since
@@ -77,6 +83,7 @@ class WorkerProcess:
 
     def dismiss(self) -> None:
         """Send no more trials: the worker ends, with a checkpoint if it is training."""
+        self.leaving = True
         with suppress(BrokenPipeError):
             self.trials.close()
 

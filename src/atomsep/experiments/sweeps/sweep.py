@@ -7,7 +7,8 @@ so that the same call continues a sweep that was stopped.
 How many trials run at a time is a given number, or decided by cores and memory: the first trial
 runs alone, and when its memory is known, others follow as long as they fit (see `memory`). If
 memory runs out all the same, the trial is put back and tried again with fewer beside it. One that
-fails alone says nothing about the others, which run side by side again.
+fails alone says nothing about the others, which run side by side again. If the server of NVIDIA
+MPS ends, because a process that it served was killed, every worker is replaced and tries again.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class Sweep:
             while self.workers and (waiting or self._training()):
                 self._hire_more()
                 for worker in self.workers:
-                    if waiting and worker.ready and worker.key is None:
+                    if waiting and worker.free:
                         self._give(worker)
                 self._wait()
         except KeyboardInterrupt:
@@ -243,6 +244,11 @@ class Sweep:
             self.ledger.finish(key)
         elif "crowded" in message:
             self._put_back(worker, key, message["crowded"])
+        elif "lost" in message:
+            self.ledger.lose(key, message["lost"])
+            for each in self.workers:
+                if each.free:  # this one, and others that the server served
+                    each.dismiss()
         elif "failed" in message:
             self.ledger.fail(key, message["failed"])
         elif self.stopping:

@@ -6,13 +6,15 @@ A trial is a JSON object: `imports` (modules that register experiments), `key` (
     {"ready": true}                     once, when it can take a trial
     {"done": 120, "total": 640}         now and then, first when the data is loaded
     {"memory": {…}, "evaluated": …}     after steps, evaluations and trials; see `memory.measure`
-    {"finished": true}                  these four
+    {"finished": true}                  these five
     {"failed": "the reason"}            end
     {"stopped": "where"}                a
-    {"crowded": "the reason"}           trial; the last one says that memory ran out
+    {"crowded": "the reason"}           trial; this one says that memory ran out,
+    {"lost": "the reason"}              and this one that the server of MPS ended
 
 Everything printed during a trial goes to the run's `log.txt`. When the sweep closes the worker's
-input, for whatever reason, the worker writes a checkpoint and ends.
+input, for whatever reason, the worker writes a checkpoint and ends. It
+also ends without the server of MPS, because what it had on the GPU is gone.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from atomsep.experiments.registry import find_experiment
 from atomsep.experiments.runs import RunKey
 from atomsep.experiments.settings import override
 from atomsep.experiments.sweeps.memory import is_out_of_memory, measure
+from atomsep.experiments.sweeps.mps import has_lost_server
 from atomsep.experiments.training import train
 
 Answer = Callable[[Mapping[str, Any]], None]
@@ -129,7 +132,8 @@ def _train(key: RunKey, root: Path, machine: Machine, answer: Answer) -> dict[st
     except Exception as error:
         with suppress(OSError):  # a full disk
             traceback.print_exc()
-        kind = "crowded" if is_out_of_memory(error) else "failed"
+        kind = "lost" if has_lost_server(error) else "failed"
+        kind = "crowded" if is_out_of_memory(error) else kind
         if isinstance(error, ExperimentError):
             return {kind: str(error)}
         # The first line: below it, CUDA's errors give advice.
@@ -140,7 +144,8 @@ def _train(key: RunKey, root: Path, machine: Machine, answer: Answer) -> dict[st
             import gc
 
             gc.collect()
-            torch.cuda.empty_cache()
+            with suppress(RuntimeError):  # an error of CUDA that lasts, which the answer names
+                torch.cuda.empty_cache()
     return {"finished": True}
 
 
@@ -172,6 +177,9 @@ def main() -> int:
     for line in iter(lines.get, None):
         last = work(line, answer)
         busy.clear()
+        if "lost" in last:
+            answer(last)
+            break
         answer({"memory": measure(), "evaluated": False})
         answer(last)
     return 0
