@@ -152,7 +152,7 @@ QUESTIONS = {
                 *at((0.1,), "atom-calibrated", "atom-share", "atom-constraints", "atom-warm-up"),
             ],
         },
-        {},
+        {"example-mnist": 10},
     ),
     "peers": Question(
         "At which strength do the constraints alone and KoLeo work best?",
