@@ -1,8 +1,8 @@
 """Speaks a worker's protocol without training, so that it starts at once.
 
 The seed says what becomes of a trial: 1 fails, 2 kills the process, 3 waits for the end of its
-input, 7 loses the server of MPS the first LOSSES times, all others finish. Prints the trial's
-start and end to the file in TRACE.
+input, 7 loses the server of MPS the first LOSSES times (by default never), all others finish.
+Prints the trial's start and end to the file in TRACE.
 
 From seed 10 on, trials take as many units of memory as their number of epochs, of the ROOM units
 that all workers share. A file per worker says what it holds.
@@ -53,7 +53,7 @@ def loses(key: dict[str, object]) -> bool:
         line for line in Path(os.environ["TRACE"]).read_text().splitlines() if "begins" in line
     ]
     tried = sum(line.startswith(f"begins {key['method']} {key['seed']} ") for line in begins)
-    return tried <= int(os.environ["LOSSES"])
+    return tried <= int(os.environ.get("LOSSES", "0"))
 
 
 def main() -> None:
