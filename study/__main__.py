@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
+import torch
+
 import study
 from atomsep.experiments.entry_points import import_extensions
 from atomsep.experiments.machine import Machine
@@ -30,6 +32,7 @@ class Study:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.given, self.data = given, given.data
+        self.graphs = given.device != "cpu" and torch.cuda.is_available()
         self.questions = {name: QUESTIONS[name] for name in given.questions or QUESTIONS}
 
     def tasks(self) -> list[str]:
@@ -40,7 +43,7 @@ class Study:
     def tuning(self) -> Iterator[Planned]:
         """The runs that tune plain training."""
         for task in self.tasks():
-            yield from questions.plan_tuning(task, self.data)
+            yield from questions.plan_tuning(task, self.data, graphs=self.graphs)
 
     def arms(self, phase: str, *, known: bool = False) -> Iterator[Planned]:
         """The runs of a phase that can be planned by what has been collected.
@@ -55,7 +58,9 @@ class Study:
                 if task in self.tasks() and tuned is not None:
                     arms = [a for a in question.arms[task] if a.strength is not None or not known]
                     arms = results.with_strengths(task, arms)
-                    yield from questions.plan_arms(question, task, self.data, tuned, arms)
+                    yield from questions.plan_arms(
+                        *(question, task, self.data, tuned, arms), graphs=self.graphs
+                    )
 
     def rounds(self) -> Iterator[list[Planned]]:
         """What to train: first all that nothing else decides, so that the device stays busy."""

@@ -84,6 +84,7 @@ PARTS = ("atom-no-constraints", "atom-no-energy")
 LATE = ("layer=layer4.1.bn2",)
 """The last block of a ResNet, before its activation."""
 
+SMALL_ARMS = [Arm("atom-calibrated", 0.1), Arm("mode-seeking", 1.0)]
 TEXT_ARMS = [
     Arm("atom", 0.01),
     Arm("atom", 0.01, ("charge=learned",)),
@@ -102,6 +103,8 @@ QUESTIONS = {
             ],
             "faces": at((0.1,), "atom-calibrated", "atom-share"),
             "cifar10": at((0.1,), "atom-calibrated", "atom-share"),
+            "small-faces": SMALL_ARMS,
+            "small-cifar10": SMALL_ARMS,
         },
         {"stacked": 8},
     ),
@@ -231,29 +234,38 @@ class Planned:
     key: RunKey
 
 
-def plan_tuning(task: str, data: Path) -> Iterator[Planned]:
+def plan_tuning(task: str, data: Path, *, graphs: bool = True) -> Iterator[Planned]:
     """The runs that tune plain training; none if there is only one value."""
     values = TASKS[task].tuned[1]
     for value in values if len(values) > 1 else ():
         for seed in TUNING_SEEDS[: TASKS[task].tries]:
-            yield plan_run(task, data, "tuning", PLAIN, seed, value)
+            yield plan_run(task, data, "tuning", PLAIN, seed, value, graphs=graphs)
 
 
 def plan_arms(
-    question: Question, task: str, data: Path, tuned: float, arms: Iterable[Arm]
+    question: Question,
+    task: str,
+    data: Path,
+    tuned: float,
+    arms: Iterable[Arm],
+    *,
+    graphs: bool = True,
 ) -> Iterator[Planned]:
     """The runs of plain training and of arms, whose strengths are known."""
     seeds = PHASES[question.phase][: question.seeds.get(task, 5)]
     compared = (PLAIN, *arms)
     for seed in seeds:  # all arms of a seed together, so that a study that is cut short has pairs
         for arm in compared:
-            yield plan_run(task, data, question.phase, arm, seed, tuned)
+            yield plan_run(task, data, question.phase, arm, seed, tuned, graphs=graphs)
 
 
-def plan_run(name: str, data: Path, phase: str, arm: Arm, seed: int, tuned: float) -> Planned:
-    """One run."""
+def plan_run(
+    name: str, data: Path, phase: str, arm: Arm, seed: int, tuned: float, *, graphs: bool = True
+) -> Planned:
+    """One run; without `graphs`, steps are not captured into CUDA graphs, for a CPU."""
     task = TASKS[name]
-    settings = (*task.settings, f"{task.tuned[0]}={tuned:g}", *arm.options)
+    fixed = (each for each in task.settings if graphs or each != "graph=true")
+    settings = (*fixed, f"{task.tuned[0]}={tuned:g}", *arm.options)
     if arm.method != "plain":
         settings = (*settings, f"weight={arm.strength:g}")
     if arm.method in ("atom-decay", "atom-warm-up"):

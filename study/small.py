@@ -1,4 +1,4 @@
-"""GANs on images of 16 px, small enough for a CPU.
+"""GANs on images of 16 and 32 px, small enough for a CPU.
 
 atomsep --import study.small sweep digits-gan --methods plain,atom --seeds 5
 atomsep --import study.small sweep small-stacked-gan --methods plain,atom --seeds 5
@@ -7,6 +7,9 @@ atomsep --import study.small sweep small-stacked-gan --methods plain,atom --seed
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
+from math import log2
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -21,6 +24,7 @@ from atomsep.experiments.gan.experiments import (
     STACKED,
     DcganSettings,
     GanSettings,
+    OwnGanSettings,
     StackedSettings,
 )
 from atomsep.experiments.gan.pictures import Pictures
@@ -28,41 +32,50 @@ from atomsep.experiments.gan.stacked import Modes, stack
 from atomsep.experiments.registry import register_experiment
 from atomsep.experiments.task import Context, Task
 
-SIDE = 16
+SIDE, OWN_SIDE = 16, 32
 
 
 class SmallDiscriminator(Discriminator):
-    """From images of 16 px to logits."""
+    """From images of 16 or 32 px to logits."""
 
-    def __init__(self, channels: int, width: int) -> None:
-        super().__init__(channels, 1)
-        self.main = nn.Sequential(
-            *(nn.Conv2d(channels, width, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, inplace=True)),
-            *(nn.Conv2d(width, 2 * width, 4, 2, 1, bias=False), nn.BatchNorm2d(2 * width)),
-            *(nn.LeakyReLU(0.2, inplace=True), nn.Conv2d(2 * width, 1, 4, 1, 0, bias=False)),
-        )
+    def __init__(self, channels: int, width: int, side: int = SIDE) -> None:
+        super().__init__(channels, 1)  # its random numbers are part of what a seed means
+        widths = widths_of(width, side)
+        first = nn.Conv2d(channels, width, 4, 2, 1, bias=False)
+        layers: list[nn.Module] = [first, nn.LeakyReLU(0.2, inplace=True)]
+        for before, after in pairwise(widths):
+            smaller = nn.Conv2d(before, after, 4, 2, 1, bias=False)
+            layers += [smaller, nn.BatchNorm2d(after), nn.LeakyReLU(0.2, inplace=True)]
+        self.main = nn.Sequential(*layers, nn.Conv2d(widths[-1], 1, 4, 1, 0, bias=False))
         self.apply(initialise)
 
 
 class SmallGenerator(Generator):
-    """From noise to images of 16 px; the last hidden layer has 64 tokens."""
+    """From noise to images of 16 or 32 px; the last hidden layer has a quarter as many tokens."""
 
-    def __init__(self, channels: int, width: int, z: int) -> None:
+    def __init__(self, channels: int, width: int, z: int, side: int = SIDE) -> None:
         super().__init__(channels, 1, z)
-        self.main = nn.Sequential(
-            *(nn.ConvTranspose2d(z, 2 * width, 4, 1, 0, bias=False), nn.BatchNorm2d(2 * width)),
-            *(nn.ReLU(inplace=True), nn.ConvTranspose2d(2 * width, width, 4, 2, 1, bias=False)),
-            *(nn.BatchNorm2d(width), nn.ReLU(inplace=True)),
-            *(nn.ConvTranspose2d(width, channels, 4, 2, 1, bias=False), nn.Tanh()),
-        )
+        widths = (*reversed(widths_of(width, side)), channels)
+        layers: list[nn.Module] = [nn.ConvTranspose2d(z, widths[0], 4, 1, 0, bias=False)]
+        for before, after in pairwise(widths):
+            larger = nn.ConvTranspose2d(before, after, 4, 2, 1, bias=False)
+            layers += [nn.BatchNorm2d(before), nn.ReLU(inplace=True), larger]
+        self.main = nn.Sequential(*layers, nn.Tanh())
         self.apply(initialise)
 
 
-def small_networks(settings: DcganSettings, channels: int) -> tuple[Generator, Discriminator]:
+def widths_of(width: int, side: int) -> list[int]:
+    """Features of the hidden layers, from the one at half the side down to that at 4 px."""
+    return [width * 2**halvings for halvings in range(int(log2(side)) - 2)]
+
+
+def small_networks(
+    settings: DcganSettings, channels: int, side: int = SIDE
+) -> tuple[Generator, Discriminator]:
     """Generator and discriminator with their initial weights."""
     width = settings.discriminator_width or settings.width
-    generator = SmallGenerator(channels, settings.width, settings.z)
-    return generator, SmallDiscriminator(channels, width)
+    generator = SmallGenerator(channels, settings.width, settings.z, side)
+    return generator, SmallDiscriminator(channels, width, side)
 
 
 def reduced(whole: Pictures) -> Pictures:
@@ -86,6 +99,14 @@ def build_stacked(context: Context) -> Task:
     reader = classifier(digits, device, folder, steps=READER_STEPS, shift=1)
     modes = Modes(reader, held_out, device, sure=not context.tiny)
     return Gan(context, *networks, stack(digits.images, context.settings.train_samples), modes)
+
+
+def build_own(context: Context) -> Task:
+    """A GAN on the images of a folder."""
+    settings, cache = context.settings, context.data / "cache"
+    whole = pictures.folder(Path(settings.folder), settings.channels, cache, side=OWN_SIDE)
+    networks = small_networks(settings, settings.channels, OWN_SIDE)
+    return Gan(context, *networks, *training_and_judge(context, whole))
 
 
 register_experiment(
@@ -125,5 +146,18 @@ register_experiment(
             z=64,
         ),
         build=build_stacked,
+    )
+)
+register_experiment(
+    replace(
+        MNIST,
+        name="small-own-gan",
+        title="Own images at 32 px, DCGAN",
+        summary="a small DCGAN on a folder of images at 32 px, for a CPU",
+        settings=OwnGanSettings(
+            evaluate_every=0, average_last=1, layer="main.7", width=32, z=64, samples=2500
+        ),
+        tiny={},
+        build=build_own,
     )
 )

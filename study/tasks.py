@@ -48,6 +48,13 @@ GAN = _both("frechet_classifier")
 MODES = ("modes", "ema_modes", "reverse_kl", "ema_reverse_kl")
 COLOUR = _both("frechet_efficientnet_lite0")
 COLOUR_FEATURES = "features=study.features:efficientnet_lite0"
+COLOUR_32 = _both("frechet_efficientnet_lite0_64")
+SMALL = (
+    *("precision=bf16-mixed", "batch=128", "epochs=20", "train_samples=5120", "samples=2000"),
+    "features=study.features:efficientnet_lite0_64",
+)
+"""GANs at 32 px for a CPU: 5,120 of the images, 800 steps."""
+
 CLASSIFIER = (*FAST, "evaluate_every=0", "image=64")
 IMAGES = ("top1", "ece", "nll")
 TEXT = ("model={data}/minilm", "evaluate_every=0")
@@ -146,6 +153,20 @@ TASKS = {
         steps=1880,
         gpu_seconds=5,
     ),
+    "small-faces": Task(
+        *("UTKFace at 32 px, DCGAN", "small-own-gan", COLOUR_32),
+        (*SMALL, "folder={data}/utkface-64"),
+        ("learning_rate", (2e-4, 5e-4, 1e-3)),
+        tries=1,
+        steps=800,
+    ),
+    "small-cifar10": Task(
+        *("CIFAR-10 at 32 px, DCGAN", "small-own-gan", COLOUR_32),
+        (*SMALL, "folder={data}/cifar10-png"),
+        ("learning_rate", (2e-4, 5e-4, 1e-3)),
+        tries=1,
+        steps=800,
+    ),
     "flowers": Task(
         *("Flowers-102, ResNet-18", "flowers", IMAGES, (*CLASSIFIER, "epochs=30")),
         DECAYS,
@@ -193,7 +214,8 @@ TASKS = {
         gpu_seconds=3,
     ),
     "cola": Task(
-        *("CoLA, MiniLM", "cola", ("mcc", "accuracy"), (*TEXT, "epochs=4")),
+        *("CoLA, MiniLM", "cola", ("mcc", "accuracy")),
+        (*TEXT, "epochs=3", "precision=bf16-mixed"),
         ("learning_rate", (2e-5, 5e-5, 1e-4)),
         tries=1,
         sign=1,
