@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
-from atomsep.experiments.sweeps.comparison import ENOUGH
-from atomsep.report.numbers import interval_text, p_text, signed
+from atomsep.experiments.sweeps.comparison import ENOUGH, Comparison, compare
+from atomsep.experiments.sweeps.comparison import Values as Seeds
+from atomsep.report.numbers import p_text, signed
+from atomsep.report.verdict import SIGNIFICANT
 from study.equilibrium import table_rows
 from study.questions import PLAIN, QUESTIONS, Arm
 from study.results import read
 from study.tables import (
     PAGES,
-    Values,
     compared,
     gain_sign,
     in_words,
@@ -28,22 +31,51 @@ from study.tasks import TASKS
 
 
 class Gain(NamedTuple):
-    """What an arm gains over plain training, in per cent of plain training."""
+    """What an arm gains over plain training, in per cent of plain training's mean.
+
+    Attributes:
+        mean: over the seeds that both have.
+        low: lower end of its 95 % interval.
+        high: upper end.
+        worst_pair: the smallest gain of a seed.
+        seeds: how many.
+        p: of the paired t test, corrected for all arms of the task.
+    """
 
     mean: float
+    low: float
+    high: float
     worst_pair: float
+    seeds: int
+    p: float
 
 
-def gains_in(values: Values, metric: str) -> dict[Arm, Gain]:
-    """Every arm with enough seeds against plain training."""
-    found = {}
-    for arm, each in compared(values).items():
-        plain = {seed: values[PLAIN][seed] for seed in each.seeds}
-        if len(plain) >= ENOUGH:
-            scale = 100 * gain_sign(metric) / fmean(plain.values())
-            pairs = [scale * (values[arm][seed] - plain[seed]) for seed in each.seeds]
-            found[arm] = Gain(fmean(pairs), min(pairs))
-    return found
+def gains_in(question: str, task: str, metric: str = "") -> dict[Arm, Gain]:
+    """Every arm of a question with enough seeds against plain training."""
+    metric = metric or TASKS[task].metrics[0]
+    values = values_of(rows_of(question, task), metric)
+    return {
+        arm: _gain(metric, values[PLAIN], values[arm], each)
+        for arm, each in compared(task, QUESTIONS[question].phase, metric).items()
+        if arm in values and len(each.seeds) >= ENOUGH
+    }
+
+
+def r1_gain() -> Gain:
+    """What R1 gains on MNIST, without atom modeling."""
+    metric = TASKS["example-mnist"].metrics[0]
+    without, penalised = (
+        values_of(rows_of("example", task), metric)[PLAIN]
+        for task in ("example-mnist", "example-mnist-r1")
+    )
+    return _gain(metric, without, penalised, compare(without, penalised))
+
+
+def _gain(metric: str, plain: Seeds, own: Seeds, each: Comparison) -> Gain:
+    scale = 100 * gain_sign(metric) / fmean(plain[seed] for seed in each.seeds)
+    low, high = sorted((scale * each.low, scale * each.high))
+    pairs = [scale * (own[seed] - plain[seed]) for seed in each.seeds]
+    return Gain(fmean(pairs), low, high, min(pairs), len(pairs), each.t_holm)
 
 
 def rules() -> str:
@@ -53,8 +85,7 @@ def rules() -> str:
     """
     gains: dict[Arm, dict[str, Gain]] = {}
     for task in QUESTIONS["strength"].arms:
-        metric = TASKS[task].metrics[0]
-        for arm, gain in gains_in(values_of(rows_of("strength", task), metric), metric).items():
+        for arm, gain in gains_in("strength", task).items():
             gains.setdefault(arm, {})[task] = gain
     tasks = [
         task for task in QUESTIONS["strength"].arms if any(task in own for own in gains.values())
@@ -133,35 +164,73 @@ def budget() -> str:
     return markdown(lines)
 
 
+class Shown(NamedTuple):
+    """A line of the overview: an arm of a question on a task."""
+
+    question: str
+    task: str
+    arm: Arm
+
+
 SUMMARY = (
-    ("paper", "demo", Arm("atom", 12.5)),
-    ("settings", "mixtures", Arm("atom", 2.5)),
-    ("gans", "faces", Arm("atom-calibrated", 0.1)),
-    ("example", "example-mnist", Arm("atom", 10.0)),
-    ("example", "example-mnist-r1", Arm("atom", 10.0)),
-    ("example", "example-stacked", Arm("atom", 10.0)),
-    ("strength", "stacked", Arm("atom", 10.0)),
-    ("strength", "small-stacked", Arm("atom", 1.0)),
-    ("strength", "flowers", Arm("atom", 0.2)),
-    ("settings", "digits", Arm("atom", 1.0)),
-    ("text", "poem", Arm("atom", 0.01)),
+    Shown("gans", "faces", Arm("atom-calibrated", 0.1)),
+    Shown("gans", "small-faces", Arm("atom-calibrated", 0.1)),
+    Shown("gans", "small-cifar10", Arm("atom-calibrated", 0.1)),
+    Shown("example", "example-mnist", Arm("atom", 10.0)),
+    Shown("example", "example-mnist-r1", Arm("atom", 10.0)),
+    Shown("example", "example-stacked", Arm("atom", 10.0)),
+    Shown("strength", "stacked", Arm("atom", 10.0)),
+    Shown("strength", "small-stacked", Arm("atom", 1.0)),
+    Shown("settings", "digits", Arm("atom", 1.0)),
+    Shown("classifiers", "flowers", Arm("atom", 1.0)),
+    Shown("text", "cola", Arm("atom", 0.01)),
+    Shown("text", "poem", Arm("atom", 0.01)),
+    Shown("paper", "demo", Arm("atom", 12.5)),
+    Shown("settings", "mixtures", Arm("atom", 2.5)),
 )
-"""What the overview shows of each task: its question and the arm of atom modeling."""
+"""What the overview shows of each task: one arm of atom modeling."""
+
+PEERS = (
+    Shown("gans", "small-faces", Arm("mode-seeking", 1.0)),
+    Shown("gans", "small-cifar10", Arm("mode-seeking", 1.0)),
+    Shown("settings", "digits", Arm("mode-seeking", 1.0)),
+    Shown("classifiers", "flowers", Arm("koleo", 1.0)),
+    Shown("classifiers", "flowers", Arm("atom-no-energy", 1.0)),
+)
+"""Other losses, and parts of atom modeling, on the same tasks."""
+
+SMALL = 5.0
+"""Gains below this, in per cent, are called small where a larger one is excluded."""
+
+
+def shown(lines: Sequence[Shown]) -> dict[Shown, Gain]:
+    """The lines that have been trained."""
+    gains = {line: gains_in(line.question, line.task).get(line.arm) for line in lines}
+    return {line: gain for line, gain in gains.items() if gain is not None}
+
+
+def answer(gain: Gain) -> str:
+    """What a gain shows: a difference, that it is small at most, or nothing.
+
+    Example:
+        >>> answer(Gain(0.3, -1.4, 1.9, -2.0, 5, 0.9)), answer(Gain(30, -41, 104, -9, 5, 0.6))
+        ('under 2 %', 'open')
+    """
+    if gain.p < SIGNIFICANT:
+        return "better" if gain.mean > 0 else "worse"
+    return f"under {max(1, ceil(gain.high))} %" if gain.high <= SMALL else "open"
 
 
 def summary() -> str:
     """Every task in one line: plain training against atom modeling."""
-    lines = [["task", "metric", "seeds", "plain", "arm", "difference", "p"]]
-    for question, task, arm in SUMMARY:
-        metric = TASKS[task].metrics[0]
-        values = values_of(rows_of(question, task), metric)
-        if arm not in values:
-            continue
-        each = compared(values)[arm]
-        plain = fmean(values[PLAIN][seed] for seed in each.seeds)
-        gain = f"{signed(each.difference)} ({interval_text(each.low, each.high)})"
-        cells = [str(len(each.seeds)), f"{plain:.2f}", name_of(arm), gain, p_text(each.t_holm)]
-        lines.append([TASKS[task].title, in_words(metric), *cells])
+    lines = [["task", "metric", "seeds", "plain", "arm", "gain, %", "p", "answer"]]
+    for line, gain in shown(SUMMARY).items():
+        metric = TASKS[line.task].metrics[0]
+        plain = values_of(rows_of(line.question, line.task), metric)[PLAIN]
+        interval = f"{signed(gain.low, 1)} to {signed(gain.high, 1)}"
+        cells = [str(gain.seeds), f"{fmean(plain.values()):.2f}", name_of(line.arm)]
+        cells += [f"{signed(gain.mean, 1)} ({interval})", p_text(gain.p), answer(gain)]
+        lines.append([TASKS[line.task].title, in_words(metric), *cells])
     return markdown(lines)
 
 

@@ -29,6 +29,7 @@ LESS_IS_BETTER = ("frechet", "reverse_kl", "ece", "nll")
 NAMES = {
     "frechet_classifier": "Fréchet distance",
     "frechet_efficientnet_lite0": "Fréchet distance",
+    "frechet_efficientnet_lite0_64": "Fréchet distance",
     "modes": "modes of 1,000",
     "reverse_kl": "reverse KL",
     "mcc": "MCC",
@@ -39,7 +40,7 @@ NAMES = {
 }
 """Metrics in words, where their names are not."""
 
-WORDS = ("task", "metric", "arm")
+WORDS = ("task", "metric", "arm", "answer")
 """Heads of columns of words; the first column is one too."""
 
 Values = dict[Arm, dict[int, float]]
@@ -63,8 +64,9 @@ def values_of(rows: Iterable[Row], metric: str) -> Values:
     return found
 
 
-def compared(values: Values) -> dict[Arm, Comparison]:
-    """All arms against plain training, corrected together."""
+def compared(task: str, phase: str, metric: str) -> dict[Arm, Comparison]:
+    """All arms of a phase against plain training, corrected together, whichever question asks."""
+    values = values_of(read(task, phase), metric)
     plain = values.get(PLAIN, {})
     named = {name_of(arm): arm for arm in values if arm != PLAIN}
     pairs = compare_all(plain, {name: values[arm] for name, arm in named.items()})
@@ -108,7 +110,7 @@ def of_task(question: str, task: str, metric: str = "") -> str:
     if PLAIN not in values:
         return "No runs yet.\n"
     lines = [["arm", "seeds", in_words(metric), "difference", "better", "p", "broken down"]]
-    comparisons = compared(values)
+    comparisons = compared(task, QUESTIONS[question].phase, metric)
     for arm in _ordered(question, task, values):
         own, each = values[arm], comparisons.get(arm)
         cells = [name_of(arm), str(len(own))]

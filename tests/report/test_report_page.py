@@ -79,7 +79,7 @@ def samples(page: str) -> Any:
 def test_the_verdict_is_said_in_words(page: str) -> None:
     text = Outline(page).text
     assert "Flowers: top-1 accuracy, %, against Cross-Entropy" in text
-    assert "Atom Modeling better +2.80 (95 % interval +2.67 to +3.00) over 3 paired seeds" in text
+    assert "Atom Modeling better +2.80 (95 % interval +2.30 to +3.30) over 3 paired seeds" in text
     assert "Atom Modeling not tested +10.00 over 2 paired seeds; a test needs at least 3." in text
     assert "Tiny form on embedded data" in text
     assert "Gaussian mixtures · Flowers · CoLA" in text, "titles may hold commas"

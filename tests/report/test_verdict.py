@@ -62,7 +62,7 @@ def test_holms_correction_counts() -> None:
 def test_the_reason_has_difference_interval_seeds_and_p() -> None:
     found = verdict(group("flowers", plain=[0.5] * 3, atom=[0.52, 0.54, 0.53]), 1)
     assert found is not None
-    assert found.reason == "+3.00 (95 % interval +2.00 to +4.00) over 3 paired seeds, p = 0.035"
+    assert found.reason == "+3.00 (95 % interval +0.52 to +5.48) over 3 paired seeds, p = 0.035"
     few = verdict(group("flowers", plain=[0.5], atom=[0.52, 0.54]), 1)
     assert few == ("not tested", "+2.00 over 1 paired seed; a test needs at least 3")
 

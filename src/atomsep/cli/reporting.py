@@ -44,7 +44,7 @@ def table(
     """Put finished runs into tables, beside the paper's figures.
 
     The tables show mean and deviation over seeds; against the plain method the paired difference,
-    its bootstrap interval, and the t and Wilcoxon tests with Holm's correction. They are printed,
+    its 95 % interval, and the t and Wilcoxon tests with Holm's correction. They are printed,
     or with `--out` written to files.
 
     Examples:

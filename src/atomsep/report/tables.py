@@ -133,7 +133,7 @@ MAIN = Form(
         *("p (Wilcoxon)", "paper", "paper's difference", "other metrics"),
     ),
     "Mean ± standard deviation over seeds; difference to the plain method, paired by seed, with "
-    "its bootstrap interval; p values two-sided, corrected by Holm for the number of methods.",
+    "its 95 % interval; p values two-sided, corrected by Holm for the number of methods.",
 )
 
 

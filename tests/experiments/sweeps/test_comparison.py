@@ -22,7 +22,20 @@ def test_t_test_is_the_paired_one() -> None:
     assert found.t == pytest.approx(expected.pvalue, rel=1e-9)
     assert found.difference == pytest.approx(0.19 / 6)
     assert found.low < found.difference < found.high
-    assert compare(PLAIN, METHOD) == found, "the bootstrap has a generator of its own"
+
+
+def test_the_interval_is_that_of_the_formula_and_agrees_with_the_test() -> None:
+    differences = np.array([METHOD[seed] - PLAIN[seed] for seed in PLAIN])
+    reach = stats.t.ppf(0.975, 5) * differences.std(ddof=1) / math.sqrt(6)
+    found = compare(PLAIN, METHOD)
+    assert (found.low, found.high) == pytest.approx(
+        (differences.mean() - reach, differences.mean() + reach)
+    )
+    generator = np.random.default_rng(2)
+    for _ in range(50):  # 0 is outside where p is below 5 %, and nowhere else
+        other = {seed: PLAIN[seed] + generator.normal(0.01, 0.01) for seed in PLAIN}
+        each = compare(PLAIN, other)
+        assert (each.low <= 0 <= each.high) == (each.t >= 0.05)
 
 
 def test_signed_rank_test_counts_all_signs() -> None:
@@ -55,14 +68,12 @@ def test_holm_leaves_out_what_was_not_tested() -> None:
     assert corrected[2] == pytest.approx(0.02)
 
 
-def test_bootstrap_interval_covers_the_true_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "RESAMPLES", 499)
+def test_the_interval_covers_the_true_mean() -> None:
     generator = np.random.default_rng(1)
-    covered = 0
-    for _ in range(300):
-        low, high = comparison.bootstrap_interval(list(generator.normal(0.3, 1.0, size=10)))
-        covered += low <= 0.3 <= high
-    assert 0.87 <= covered / 300 <= 0.96, covered
+    draws = generator.normal(0.3, 1.0, size=(2000, 5))
+    intervals = (comparison.t_interval(list(each)) for each in draws)
+    covered = sum(low <= 0.3 <= high for low, high in intervals)
+    assert 0.935 <= covered / 2000 <= 0.965, covered
 
 
 def test_few_seeds_have_no_interval_and_no_test() -> None:
