@@ -1,4 +1,4 @@
-"""Choosing a weight by what it amounts to: a tenth of the task's gradient at the layer.
+"""Calibrate a weight: a tenth of the task's gradient at the layer for a hundred steps.
 
 The documentation shows the lines between the markers.
 """
@@ -22,18 +22,19 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 # [start:calibrate]
 attachment = atomsep.attach(model, "1", weight=1.0)
 attachment.watch_gradients = True
-shares = []
+weights = []
 
 for images, labels in loader:
     loss = F.cross_entropy(model(images), labels) + attachment.loss()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    if len(shares) < 100 and 0 < (share := attachment.stats["gradient_share"]) < inf:
-        shares.append(share)
-        if len(shares) == 100:  # the weight whose gradient was a tenth of the task's until here
-            attachment.weight *= 0.1 / geometric_mean(shares)
+    if len(weights) < 100 and 0 < (share := attachment.stats["gradient_share"]) < inf:
+        attachment.weight *= 0.1 / share  # a tenth of the task's gradient in the next step
+        weights.append(attachment.weight)
+        if len(weights) == 100:  # from here on, their geometric mean
+            attachment.weight = geometric_mean(weights)
             attachment.watch_gradients = False
 # [end:calibrate]
 
-print(f"share at weight 1 {geometric_mean(shares):.3g}, so weight {attachment.weight:.3g}")
+print(f"weight {attachment.weight:.3g}, from {min(weights):.3g} to {max(weights):.3g}")

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import atomsep
+from atomsep.methods import make_method
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -55,25 +56,53 @@ def test_an_example_runs_without_a_warning(path: Path, capsys: pytest.CaptureFix
     assert "nan" not in printed
 
 
+def calibrate(model: nn.Module, batches: int) -> Any:
+    """The attachment of the example that calibrates a weight, and the weights that it tried."""
+    names: dict[str, Any] = {
+        "model": model,
+        "loader": [(torch.randn(4, 1, 5, 5), torch.tensor([0, 1, 2, 0])) for _ in range(batches)],
+        "optimizer": torch.optim.SGD(model.parameters(), lr=1e-3),
+        "atomsep": atomsep,
+        "F": F,
+        "inf": math.inf,
+        "geometric_mean": geometric_mean,
+    }
+    exec(regions()["calibrate_weight:calibrate"], names)
+    return names["attachment"], names["weights"]
+
+
+def small_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(36, 3))
+
+
 def test_a_weight_is_calibrated_though_the_first_step_has_no_share() -> None:
     """Its last layer starts at zero, so no gradient of the task arrives before it."""
     with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(36, 3))
+        model = small_model()
         nn.init.zeros_(model[3].weight)
-        names: dict[str, Any] = {
-            "model": model,
-            "loader": [(torch.randn(4, 1, 5, 5), torch.tensor([0, 1, 2, 0])) for _ in range(101)],
-            "optimizer": torch.optim.SGD(model.parameters(), lr=1e-3),
-            "atomsep": atomsep,
-            "F": F,
-            "inf": math.inf,
-            "geometric_mean": geometric_mean,
-        }
-        exec(regions()["calibrate_weight:calibrate"], names)
-    assert len(names["shares"]) == 100
-    assert 0 < names["attachment"].weight < math.inf
-    assert names["attachment"].weight == pytest.approx(0.1 / geometric_mean(names["shares"]))
+        attachment, weights = calibrate(model, 101)
+    assert len(weights) == 100
+    assert attachment.weight == pytest.approx(geometric_mean(weights))
+
+
+@pytest.mark.usefixtures("study_methods")
+def test_the_example_calibrates_as_the_study_does() -> None:
+    """The study's rule weighs every step by its own gradients, the example by the last step's."""
+    with torch.random.fork_rng():
+        attachment, weights = calibrate(small_model(), 120)
+        model = small_model()
+        method = make_method("atom-calibrated", features=4)
+        binding = method.bind(model, "1", weight=0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for _ in range(120):
+            loss = F.cross_entropy(model(torch.randn(4, 1, 5, 5)), torch.tensor([0, 1, 2, 0]))
+            optimizer.zero_grad()
+            (loss + binding.loss()).backward()
+            optimizer.step()
+    rule = math.exp(method.log_weight / method.counted)
+    assert attachment.weight == pytest.approx(rule, rel=0.05)
+    assert max(weights) > 1.2 * min(weights), "the weights vary"
 
 
 @pytest.mark.parametrize("name", regions())
