@@ -15,7 +15,7 @@ from atomsep.experiments.machine import Machine
 from atomsep.experiments.sweeps.ledger import Event
 from atomsep.experiments.sweeps.mps import share_gpu
 from atomsep.experiments.sweeps.sweep import open_sweep
-from study import forest, overview, questions, results, tables
+from study import pages, questions, results, tables
 from study.questions import QUESTIONS, Planned
 from study.tasks import TASKS
 
@@ -126,7 +126,7 @@ def main() -> None:
         if name not in QUESTIONS:
             parser.error(f"there is no question {name!r}; choose from {', '.join(QUESTIONS)}")
     if given.do == "tables":
-        print(*overview.fill(), forest.write(), sep="\n")
+        print(*pages.fill(), sep="\n")
         return
     import_extensions(["study.rules", "study.small"])
     asked = Study(given)

@@ -1,11 +1,9 @@
-"""Tables over all tasks, and the pages in which tables are filled in."""
+"""Tables over all tasks."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from math import ceil
-from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -17,13 +15,11 @@ from study.equilibrium import table_rows
 from study.questions import PLAIN, QUESTIONS, Arm
 from study.results import read
 from study.tables import (
-    PAGES,
     compared,
     gain_sign,
     in_words,
     markdown,
     name_of,
-    of_task,
     rows_of,
     values_of,
 )
@@ -237,29 +233,3 @@ def summary() -> str:
 def equilibrium() -> str:
     """Whether trained distances follow Theorem 2."""
     return markdown(table_rows())
-
-
-TABLES = (rules, shares, broken, distances, equilibrium, budget, summary)
-
-
-def table(name: str) -> str:
-    """A table by its name; see `study.tables`."""
-    whole = {each.__name__: each for each in TABLES}
-    return whole[name]() if name in whole else of_task(*name.split())
-
-
-def render(text: str) -> str:
-    """A page with its tables filled in."""
-
-    def filled(match: re.Match[str]) -> str:
-        return f"<!-- table: {match[1]} -->\n\n{table(match[1])}\n<!-- end -->"
-
-    return re.sub(r"<!-- table: ([\w -]+) -->.*?<!-- end -->", filled, text, flags=re.DOTALL)
-
-
-def fill() -> list[Path]:
-    """Fill in all pages with tables of the study; returns them."""
-    pages = [page for page in PAGES if "<!-- table: " in page.read_text()]
-    for page in pages:
-        page.write_text(render(page.read_text()))
-    return pages

@@ -1,7 +1,7 @@
 """The tables of the study's pages, from `results/` alone.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`; nothing else on a page is changed.
-NAME is that of a function of `study.overview`, `QUESTION TASK` or `QUESTION TASK METRIC`.
+NAME is that of a function in `study.pages.TABLES`, `QUESTION TASK` or `QUESTION TASK METRIC`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NAMES = {
 }
 """Metrics in words, where their names are not."""
 
-WORDS = ("task", "metric", "arm", "answer")
+WORDS = ("task", "metric", "arm", "answer", "nearest task here")
 """Heads of columns of words; the first column is one too."""
 
 Values = dict[Arm, dict[int, float]]

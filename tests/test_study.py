@@ -9,12 +9,13 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from PIL import Image
 from scipy import stats
 
 from atomsep.functional import Atoms, form_atoms
 from atomsep.methods import make_method
 from atomsep.report.numbers import signed
-from study import equilibrium, forest, overview, results, tables
+from study import equilibrium, faces, forest, overview, pages, results, tables
 from study.questions import (
     HELD_OUT,
     PHASES,
@@ -168,7 +169,7 @@ def test_pages_are_those_of_the_collected_runs() -> None:
     assert {"README.md", "index.md", "strength.md"} <= {page.name for page in filled}
     for page in filled:
         text = page.read_text()
-        assert overview.render(text) == text, f"{page.name} is out of date: make study-tables"
+        assert pages.render(text) == text, f"{page.name} is out of date: make study-tables"
 
 
 def test_the_picture_is_that_of_the_collected_runs() -> None:
@@ -250,3 +251,14 @@ def energy_slope(atoms: Atoms, a: int, b: int) -> float:
         )
 
     return energy(distance + 1e-4) - energy(distance - 1e-4)
+
+
+def test_faces_are_prepared(tmp_path: Path) -> None:
+    for number in range(3):
+        Image.new("RGB", (80, 80), (number, 0, 0)).save(tmp_path / f"2{number}_1_0.jpg.chip.jpg")
+    folder = faces.write(tmp_path, tmp_path / "data")
+    assert sorted(file.name for file in folder.iterdir()) == [f"2{n}_1_0.jpg" for n in range(3)]
+    with Image.open(folder / "20_1_0.jpg") as image:
+        assert image.size == (64, 64)
+    with pytest.raises(SystemExit, match=r"holds no \.jpg files"):
+        faces.write(tmp_path / "data" / "cache", tmp_path)
