@@ -7,9 +7,9 @@ from math import ceil
 from statistics import fmean, median
 from typing import NamedTuple
 
-from atomsep.experiments.sweeps.comparison import ENOUGH, Comparison, compare
+from atomsep.experiments.sweeps.comparison import ENOUGH, Comparison, compare, deviation
 from atomsep.experiments.sweeps.comparison import Values as Seeds
-from atomsep.report.numbers import p_text, signed
+from atomsep.report.numbers import interval_text, p_text, signed, spread_text
 from atomsep.report.verdict import SIGNIFICANT
 from study.equilibrium import table_rows
 from study.questions import PLAIN, QUESTIONS, Arm
@@ -233,3 +233,31 @@ def summary() -> str:
 def equilibrium() -> str:
     """Whether trained distances follow Theorem 2."""
     return markdown(table_rows())
+
+
+SAMPLED = (
+    ("settings", "mixtures", Arm("atom", 2.5), Arm("atom", 2.5, ("method.pairs=sampled",))),
+    (
+        *("settings", "digits", Arm("atom", 1.0)),
+        Arm("atom", 1.0, ("method.pairs=sampled", "method.tokens=16")),
+    ),
+)
+"""All tokens and pairs, and the same weight with the paper's sampling."""
+
+
+def sampling() -> str:
+    """The exact loss against the paper's sampling, paired by seed."""
+    heads = ["seeds", "all tokens and pairs", "sampled", "sampled minus all", "p"]
+    lines = [["task", "metric", *heads]]
+    for question, task, exact, sampled in SAMPLED:
+        metric = TASKS[task].metrics[0]
+        values = values_of(rows_of(question, task), metric)
+        each = compare(values[exact], values[sampled])
+        spreads = (
+            spread_text(fmean(values[arm].values()), deviation(values[arm].values()))
+            for arm in (exact, sampled)
+        )
+        gap = f"{signed(each.difference)} ({interval_text(each.low, each.high)})"
+        cells = [str(len(each.seeds)), *spreads, gap, p_text(each.t)]
+        lines.append([TASKS[task].title, in_words(metric), *cells])
+    return markdown(lines)

@@ -6,11 +6,21 @@ import re
 from pathlib import Path
 
 from study import forest
-from study.overview import broken, budget, distances, equilibrium, rules, shares, summary
+from study.overview import broken, budget, distances, equilibrium, rules, sampling, shares, summary
 from study.paper_rows import paper_rows
 from study.tables import PAGES, of_task
 
-TABLES = (rules, shares, broken, distances, equilibrium, budget, summary, paper_rows)
+TABLES = (
+    rules,
+    shares,
+    broken,
+    distances,
+    equilibrium,
+    budget,
+    summary,
+    paper_rows,
+    sampling,
+)
 
 
 def table(name: str) -> str:
