@@ -68,11 +68,11 @@ def test_a_second_call_trains_nothing(
 
 
 def test_the_closing_sentence_says_what_the_seeds_show() -> None:
-    """Worked out by hand: differences of 2, 4 and 3 have t = 5.196 and p = 0.0351."""
+    """Worked out by hand: differences of 2, 4 and 3 have t = 5.196 and p = 0.0351; 3 ± 2.484."""
     group = mixtures(plain=[0.90, 0.90, 0.90], atom=[0.92, 0.94, 0.93])
     assert demo.what_happened(group) == (
-        "Atom modeling did better than cross-entropy in accuracy, %: +3.00 (95 % interval +2.00 to "
-        "+4.00) over 3 paired seeds, p = 0.035"
+        "Atom modeling did better than cross-entropy in accuracy, %: +3.00 (95 % interval +0.52 to "
+        f"+5.48) over 3 paired seeds, p = 0.035. {demo.UNTUNED}"
     )
     group = mixtures(plain=[0.92, 0.94, 0.93], atom=[0.90, 0.90, 0.90])
     assert "did worse than cross-entropy in accuracy, %: −3.00" in demo.what_happened(group)
