@@ -3,16 +3,14 @@
 The documentation shows the lines between the markers.
 """
 
+# [start:quickstart]
 import torch
 import torchvision
 from torch.nn import functional as F
 
 import atomsep
 
-torch.manual_seed(0)
-loader = [(torch.randn(8, 3, 64, 64), torch.randint(10, (8,))) for _ in range(3)]
-
-# [start:quickstart]
+loader = [(torch.randn(8, 3, 64, 64), torch.randint(10, (8,))) for _ in range(3)]  # your data
 model = torchvision.models.resnet18(num_classes=10)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 attachment = atomsep.attach(model, "layer1.1.bn2", weight=0.2)  # before the activation
