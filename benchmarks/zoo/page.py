@@ -77,7 +77,7 @@ def _section(title: str, outcome: str, rows: list[dict[str, str]], text: str) ->
     found = [row for row in rows if row["outcome"] == outcome]
     if not found:
         return []
-    lines = ["", f"## {title}", "", text, "", "| model | layer | what was said |", "|---|---|---|"]
+    lines = ["", f"## {title}", "", text, "", "| model | layer | message |", "|---|---|---|"]
     seen: dict[tuple[str, str, str], None] = {}
     for row in found:
         said = row["message"].split(": ", 1)[-1].split("; pass ")[0].replace("|", "\\|")
@@ -91,7 +91,7 @@ def _not_built(rows: list[dict[str, str]]) -> list[str]:
     found = [row for row in rows if row["outcome"] in outcomes]
     if not found:
         return []
-    lines = ["", "## Not measured", "", NOT_BUILT, "", "| model | why |", "|---|---|"]
+    lines = ["", "## Not measured", "", NOT_BUILT, "", "| model | reason |", "|---|---|"]
     seen: dict[str, str] = {}
     for row in found:
         why = row["message"].replace("|", "\\|")[:160]
@@ -102,31 +102,41 @@ def _not_built(rows: list[dict[str, str]]) -> list[str]:
 
 HEAD = """# Models
 
-`python -m benchmarks.zoo` attaches to models that nobody here wrote, without any argument but the
-layer's name, and compares the gradients of all parameters with those of a hook written by hand. The
-models are chosen by a rule. Of {whole} that were tried, {models} could be built and run in a small
-size, without weights; the rest are [listed below](#not-measured). Three layers each: the one that
-[`atomsep.layers`](guide.md#finding-a-layer) recommends, one in the middle, and the last with
-tokens; models that read text or sound also with padding. Where the tokens, the padding and the
-class tokens are is found by running each model on batches of different sizes, not by atomsep;
-where a module returns the mask of its tokens, that mask counts.
+`python -m benchmarks.zoo` attaches to third-party models with no argument except the layer's name,
+and compares the gradients of all parameters with the gradients of a hand-written hook.
 
-Of {rows} cases, {exact} ({share:.1f} %) attach and are exact, {refused} are refused with a
-sentence, {warned} give a warning, {crashed} stop with another error, and {wrong} are wrong without
-a word. The largest error among the exact ones is {largest:.0e}, relative to the norm of the atom
-loss's own gradient. {undecided} more cases are not counted, because the right answer is not known
-there: the model returns NaN by itself, or its sizes do not tell tokens from features. Every row is
-in `benchmarks/results/zoo.csv`.
-({versions})
+- **Models** are chosen by a rule. Of {whole} models tried, {models} could be built and run in a
+  small size, without weights; the rest are [listed below](#not-measured).
+- **Layers.** Three per model: the layer that [`atomsep.layers`](guide.md#finding-a-layer)
+  recommends, one in the middle, and the last one with tokens. Models that read text or sound are
+  also tested with padding.
+- **Ground truth.** The positions of tokens, padding and class tokens are found by running each
+  model on batches of different sizes, not by atomsep. Where a module returns the mask of its
+  tokens, that mask is used.
+
+Of {rows} cases,
+
+- {exact} ({share:.1f} %) attach and are exact,
+- {refused} are refused with an error that says why,
+- {warned} give a warning,
+- {crashed} stop with another error,
+- {wrong} fail silently.
+
+The largest error among the exact cases is {largest:.0e}, relative to the norm of the atom loss's
+own gradient. {undecided} more cases are not counted because the correct answer is unknown: the
+model itself returns NaN, or its sizes do not distinguish tokens from features. Every case is a row
+of `benchmarks/results/zoo.csv` ({versions}).
 """
-REFUSED = "The first forward raises this error. Pass what it asks for."
+REFUSED = "The first forward raises this error. Pass the argument that it asks for."
 WARNED = (
-    "These give a warning: a mask that fits is not used, or tokens outside the image's grid are "
-    "counted. Pass the argument that the warning names."
+    "In these cases, a mask that fits is not used, or tokens outside the image's grid are counted. "
+    "Pass the argument that the warning names."
 )
-WRONG = "These attach without an error, but the gradients differ from those by hand."
-CRASHED = "These stop with an error that is not atomsep's own."
+WRONG = (
+    "These attach without an error, but the gradients differ from those of the hand-written hook."
+)
+CRASHED = "These stop with an error that atomsep does not raise itself."
 NOT_BUILT = (
-    "Models that the rules for tiny configurations and inputs cannot build or run offline, and "
-    "layers whose tokens do not follow from sizes."
+    "Models that cannot be built or run offline by the rules for tiny configurations and inputs, "
+    "and layers whose tokens cannot be inferred from sizes."
 )
