@@ -82,12 +82,14 @@ def explain(error: Exception, words: Sequence[str] = ()) -> tuple[str, int]:
     if hasattr(error, "format_message"):  # of click, or of typer's own copy of it
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "atomsep"
-        hint = ""
+        sentence = error.format_message()
         if type(error).__name__ == "NoSuchOption":
             from atomsep.cli.hints import hint_of_setting
 
-            hint = hint_of_setting(getattr(error, "option_name", ""), words)
-        return f"{error.format_message()}{hint}\nSee: {command} --help", MISUSED
+            option = str(getattr(error, "option_name", ""))
+            hint = hint_of_setting(option, words)
+            sentence = f"No such option: {option}{hint}" if hint else sentence
+        return f"{sentence}\nSee: {command} --help", MISUSED
     text = str(error) or type(error).__name__
     if isinstance(error, OSError):
         return f"{text}; --debug shows where", FAILED

@@ -172,8 +172,9 @@ class Attachment(KnownNames):
         strict=True in PyTorch 2.6.
 
         Example:
+            >>> import atomsep
             >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU())
-            >>> attachment = attach(model, "0")
+            >>> attachment = atomsep.attach(model, "0")
             >>> with attachment.paused():
             ...     program = torch.export.export(model, (torch.randn(4, 5, 3),))
         """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from atomsep.hooks.attachment import Attachment
@@ -17,7 +18,7 @@ LEFT_OVER = (
 
 def others(attachment: Attachment, reader: LayerReader) -> list[LayerTap]:
     """The hooks that other attachments have on a layer."""
-    hooks = reader.layer._forward_hooks.values()
+    hooks: Iterable[Any] = reader.layer._forward_hooks.values()
     taps = [hook for hook in hooks if hasattr(hook, "reader")]  # those of copied parts have none
     return [tap for tap in taps if tap.attachment is not attachment]
 
