@@ -72,7 +72,7 @@ def run(only: str, again: bool) -> None:
 
 def import_first(libraries: set[str]) -> None:
     """Import what most models need, once and not in each of their processes."""
-    names = ["atomsep.hooks.attachment", "atomsep.hooks.layers", "scipy.optimize"]
+    names = ["atomsep.hooks.attaching", "atomsep.hooks.layers", "scipy.optimize"]
     if "transformers" in libraries:
         families = ("bert", "llama", "vit", "wav2vec2", "t5", "auto")
         names += [f"transformers.models.{family}.modeling_{family}" for family in families]

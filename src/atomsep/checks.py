@@ -88,7 +88,14 @@ def check_latent(latent: Tensor, charge: ScoreMap, position: PositionMap) -> Non
     """Reject a latent that cannot be read as atoms."""
     if latent.dim() != 3:
         _check_kind(latent)
-        raise ValueError(f"the latent must be (M, N, h), but has shape {tuple(latent.shape)}")
+        advice = {
+            2: "one vector per sample has no tokens: take a latent from before pooling",
+            4: "pass latent.flatten(2).transpose(1, 2) for (M, C, H, W), or latent.flatten(1, 2) "
+            "for (M, H, W, C)",
+        }.get(latent.dim(), "reshape it to one row of features per token")
+        raise ValueError(
+            f"the latent must be (M, N, h), but has shape {tuple(latent.shape)}; {advice}"
+        )
     samples, tokens, features = latent.shape
     check_tokens(latent, samples, tokens, features, charge, position)
 
@@ -128,10 +135,42 @@ def check_tokens(
             )
 
 
+def as_boolean(mask: Tensor | None) -> Tensor | None:
+    """A mask of 0 and 1 as booleans, true on real tokens.
+
+    On the CPU, other floating-point numbers are an error. On a GPU the check would make every step
+    wait, so they leave no real token, which makes the loss NaN.
+
+    Raises:
+        TypeError: the numbers are not those of a mask.
+
+    Example:
+        >>> as_boolean(torch.tensor([1.0, 0.0]))
+        tensor([ True, False])
+    """
+    if mask is None or mask.dtype == torch.bool:
+        return mask
+    if not mask.is_floating_point():
+        return mask != 0
+    real = mask == 1
+    valid = (real | (mask == 0)).all()
+    if torch.compiler.is_compiling() or mask.device.type != "cpu" or transforms_active():
+        return real & valid
+    if not valid:
+        raise TypeError(
+            f"the mask is {mask.dtype} and holds other numbers than 0 and 1 (on real tokens); pass "
+            f"a boolean mask, for one with large negative numbers on padding: mask > -1"
+        )
+    return real
+
+
 def check_mask(mask: Tensor, shape: tuple[int, ...] | torch.Size) -> None:
     """Reject a mask that is not boolean or does not have the shape of the tokens."""
     if mask.dtype != torch.bool:
-        raise TypeError(f"the mask must be boolean, True on real tokens, but is {mask.dtype}")
+        raise TypeError(
+            f"the mask must be boolean, True on real tokens, but is {mask.dtype}; for one that "
+            f"holds 1 on real tokens and 0 on padding, pass mask == 1"
+        )
     if mask.shape != shape:
         raise ValueError(
             f"the mask has shape {tuple(mask.shape)}, but the tokens have {tuple(shape)}"

@@ -84,6 +84,13 @@ def test_an_odd_ratio_gets_a_hint(
     assert hint in capsys.readouterr().out
 
 
+def test_a_large_ratio_that_is_usual_is_no_alarm(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("train", "synthetic", "--tiny") == 0
+    out = capsys.readouterr().out
+    assert "This is usual for this experiment at its own weight" in out
+    assert "This is large" not in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -145,6 +152,10 @@ def test_a_traceback_comes_with_debug(capsys: pytest.CaptureFixture[str]) -> Non
         ("train synthetic --devices 999999999", "Invalid value for '--devices'"),
         ("sweep synthetic --jobs 0", "Invalid value for '--jobs'"),
         ("sweep synthetic --jobs many", "'many' is neither auto nor a number from 1 to 1024"),
+        ("train synthetic --epochs 3", "epochs is a setting of synthetic: write --set epochs=3"),
+        ("train synthetic --lr=0.1", "--lr; learning_rate is a setting of synthetic: write --set"),
+        ("sweep pets --batch", "batch is a setting of pets: write --set batch=VALUE\nSee: "),
+        ("train synthetic --zzz 3", "No such option: --zzz\nSee: atomsep train --help"),
         ("tarin synthetic", "No such command 'tarin'. Did you mean 'train'?\nSee: atomsep --help"),
     ],
 )
@@ -202,6 +213,32 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str], command: str) -> None:
     out = capsys.readouterr().out
     assert command == "list" or f"atomsep {command} " in out
     assert "--help" in out
+
+
+@pytest.mark.parametrize("command", ["", "train", "sweep", "report", "layers", "list"])
+def test_help_shows_flags_as_they_are_written(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert call(*command.split(), "--help") == 0
+    out = capsys.readouterr().out
+    assert "bool" not in out.lower()
+    if command == "train":
+        assert "--tiny " in out
+        assert "KEY=VALUE" in out
+    if command == "report":
+        assert "report.html in the current folder" in " ".join(out.split())
+
+
+def test_a_search_without_its_data_fails_at_once(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert call("train", "cola", "--device", "cpu", "--method", "plain") == 1
+    sentence = capfd.readouterr().err
+    assert sentence.startswith("atomsep: there is no folder data/cola")
+    search = ("sweep", "cola", "--search", "--device", "cpu", "--methods", "atom", "--seeds", "1")
+    assert call(*search) == 1
+    assert sentence in capfd.readouterr().err
+    assert len(list(tmp_path.rglob("log.txt"))) == 1, "no other trial was tried"
 
 
 def test_sweep_and_table_in_real_processes(

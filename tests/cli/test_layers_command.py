@@ -82,6 +82,29 @@ def test_a_name_of_the_hub(
     assert "Recommended: encoder.layer.0" in out
 
 
+def test_a_misspelt_name_is_not_looked_for_on_the_hub(
+    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    def from_hub(name: str) -> Any:
+        raise AssertionError(name)
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", from_hub)
+    code, _, errors = run(capsys, "resnet1")
+    assert code == 1
+    assert "did you mean 'resnet18'?" in errors
+
+
+def test_the_recommendation_comes_first_and_refused_layers_are_named(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    code, out, _ = run(capsys, "resnet18")
+    assert code == 0
+    assert out.startswith("Recommended: layer1.0.bn2, the last signed layer of the first block")
+    assert "Layers that need arguments to attach: 1 (avgpool); in Python" in out
+
+
 def test_a_function_of_ones_own(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     code, out, _ = run(capsys, "own_layers:make")
     assert code == 0
@@ -97,9 +120,14 @@ def test_a_function_of_ones_own(capsys: pytest.CaptureFixture[str], folder: Path
             "resnet81",
             "there is no model 'resnet81' in torchvision or timm; did you mean 'resnet18'?",
         ),
-        ("resnet81", "resnet81 cannot be loaded from Hugging Face: "),
+        ("resnet81", "For a model of Hugging Face, write OWNER/NAME"),
+        ("qqqq", "there is no model 'qqqq' in torchvision or timm."),
+        ("qqqq", "qqqq cannot be loaded from Hugging Face: "),
         ("own_layers:only_a_model", "must return a model and an example batch, not Linear"),
-        ("own_layers:without_tokens", "no layer of this Linear has tokens"),
+        (
+            "own_layers:without_tokens",
+            "no layer of this Linear has tokens: the outputs are one vector",
+        ),
         ("own_layers:mak", "there is no function 'mak' in own_layers; did you mean 'make'?"),
     ],
 )

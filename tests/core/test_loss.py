@@ -269,12 +269,18 @@ REFUSED = {
     "complex": (TypeError, "floating point, but is torch.complex64", LATENT.cfloat(), {}, None),
     "one axis": (ValueError, r"must be \(M, N, h\).*\(4,\)", LATENT[0, 0], {}, None),
     "two axes": (ValueError, r"must be \(M, N, h\).*\(3, 4\)", LATENT[0], {}, None),
-    "four axes": (ValueError, r"must be \(M, N, h\).*\(1, 2, 3, 4\)", LATENT[None], {}, None),
+    "four axes": (
+        ValueError,
+        r"must be \(M, N, h\).*\(1, 2, 3, 4\); pass latent.flatten\(2\).transpose\(1, 2\)",
+        LATENT[None],
+        {},
+        None,
+    ),
     "no tokens": (ValueError, r"no tokens: shape \(2, 0, 4\)", LATENT[:, :0], {}, None),
     "no samples": (ValueError, r"no samples: shape \(0, 3, 4\)", LATENT[:0], {}, None),
     "one feature": (ValueError, "pass your own maps as charge=", LATENT[..., :1], {}, None),
     "charge": (ValueError, "charge=4 is out of range for a latent", LATENT, {"charge": 4}, None),
-    "mask's type": (TypeError, "must be boolean.*int64", LATENT, {}, torch.ones(2, 3).long()),
+    "mask's numbers": (TypeError, "other numbers than 0 and 1.*> -1", LATENT, {}, -torch.eye(2, 3)),
     "mask's shape": (
         ValueError,
         r"mask has shape \(2, 4\), but the tokens have \(2, 3\)",
@@ -312,6 +318,17 @@ REFUSED = {
 def test_batches_are_refused(error, message: str, latent: Tensor, options: dict, mask) -> None:
     with pytest.raises(error, match=message):
         AtomLoss(**options)(latent, mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.uint8])
+def test_masks_of_zeros_and_ones_are_those_of_booleans(dtype: torch.dtype) -> None:
+    loss, latent = AtomLoss(), make_batch(3, 4, 4)
+    real = torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
+    assert torch.equal(loss(latent, real.to(dtype)), loss(latent, real))
+    assert not torch.equal(loss(latent, real), loss(latent))
+    charges = loss.importance(latent, real.to(dtype))
+    assert torch.equal(charges, loss.importance(latent, real))
+    assert (charges[~real] == 0).all()
 
 
 @pytest.mark.parametrize("position", [(1, 2, 0), (1, 2, 3)], ids=["score", "position"])

@@ -273,17 +273,22 @@ def test_the_global_random_state_is_untouched() -> None:
 def test_names_work_through_wrapped_models() -> None:
     model = mlp()
     compiled = torch.compile(model, backend="aot_eager")
-    assert atomsep.attach(compiled, "0").layers == ["0"]
-    assert atomsep.attach(compiled, "_orig_mod.0").layers == ["0"]
+
+    def named(whole: Any, target: Any) -> list[str]:
+        with atomsep.attach(whole, target) as attachment:
+            return attachment.layers
+
+    assert named(compiled, "0") == ["0"]
+    assert named(compiled, "_orig_mod.0") == ["0"]
 
     class Wrapped(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.module = model
 
-    assert atomsep.attach(Wrapped(), "0").layers == ["0"]
-    assert atomsep.attach(Wrapped(), "module.0").layers == ["0"]
-    assert atomsep.attach(Wrapped(), model[0]).layers == ["0"]
+    assert named(Wrapped(), "0") == ["0"]
+    assert named(Wrapped(), "module.0") == ["0"]
+    assert named(Wrapped(), model[0]) == ["0"]
 
 
 def test_grad_scaler_skips_an_overflow_and_recovers() -> None:

@@ -84,6 +84,43 @@ def test_shapes_without_tokens_or_features() -> None:
         model(torch.zeros(2, 3, 4))
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_second_backward_says_to_add_the_losses(again: bool) -> None:
+    model = mlp()
+    attachment = atomsep.attach(model, "0")
+    model(batch()).sum().backward(retain_graph=again)
+    if again:  # a kept graph is fine
+        attachment.loss().backward()
+        return
+    with pytest.raises(RuntimeError, match=r"\(task \+ attachment.loss\(\)\).*a second time"):
+        attachment.loss().backward()
+
+
+class Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.pool = nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.pool(self.conv(x).relu()).flatten(1)
+
+
+def test_one_token_per_sample_is_named() -> None:
+    model, x = Pooled(), torch.randn(4, 3, 6, 6)
+    with (
+        atomsep.attach(model, "pool"),
+        pytest.raises(ValueError, match="one token per sample.*attach before pooling"),
+    ):
+        model(x)
+    attachment = atomsep.attach(model, "pool", layout="channels_first")
+    model(x)
+    with pytest.warns(AtomWarning, match="'pool' has one token per sample.*before pooling"):
+        attachment.loss()
+    for _ in range(20):  # warnings are errors: nothing about negative scores
+        model(x)
+        attachment.loss()
+
+
 def test_arguments_out_of_range() -> None:
     with pytest.raises(ValueError, match="skip_tokens must be at least 0"):
         atomsep.attach(mlp(), "0", skip_tokens=-1)

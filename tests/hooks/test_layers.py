@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -157,6 +158,25 @@ def test_nothing_is_left_behind_even_if_the_model_fails(fails: bool) -> None:
 def test_a_model_without_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match="no layer of this Sequential has tokens"):
         atomsep.layers(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), torch.randn(5, 3))
+    for model in (nn.Sequential(nn.Linear(3, 4)), nn.Linear(3, 4)):
+        with pytest.raises(ValueError, match=r"one vector per sample, such as \(5, 4\), without"):
+            atomsep.layers(model, torch.randn(5, 3))
+
+
+def test_the_report_starts_with_the_recommendation_and_names_refused_layers() -> None:
+    class Cut(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.reshape(-1, 2, x.shape[-1])  # samples become windows
+
+    found = atomsep.layers(nn.Sequential(nn.Linear(3, 8), Cut()), torch.randn(5, 6, 3))
+    first, columns, row, last = str(found).splitlines()
+    assert first.startswith("recommended: 0 (")
+    assert columns.startswith("layer ")
+    assert row.startswith("0 ")
+    assert last == "layers that need arguments to attach: 1 (1); .refused says which"
+    assert "layers that need" not in str(replace(found, refused={}))
+    many = replace(found, refused=dict.fromkeys("abcdefg", "why"))
+    assert str(many).endswith("7 (a, b, c, d, e, ...); .refused says which")
 
 
 def test_a_model_with_rectified_layers_alone_has_no_recommendation() -> None:

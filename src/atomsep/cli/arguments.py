@@ -24,12 +24,17 @@ Assignments = Annotated[
     ),
 ]
 Tiny = Annotated[
-    bool, typer.Option("--tiny", help="Use the tiny form on embedded data: seconds, no files.")
+    bool,
+    typer.Option(
+        "--tiny", help="Train a tiny version on built-in data; takes seconds and needs no files."
+    ),
 ]
-Out = Annotated[Path, typer.Option(help="Folder of all runs.")]
-Data = Annotated[Path, typer.Option(help="Folder of the data sets.")]
-Download = Annotated[bool, typer.Option("--download", help="Fetch public data that is missing.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps (Apple's GPU).")]
+Out = Annotated[Path, typer.Option(help="Folder for all runs.")]
+Data = Annotated[Path, typer.Option(help="Folder with the data sets.")]
+Download = Annotated[bool, typer.Option("--download", help="Download missing public data.")]
+Device = Annotated[
+    str, typer.Option(help="Where to compute: auto, cpu, cuda or mps (Apple's GPU).")
+]
 Devices = Annotated[
     int, typer.Option(min=1, max=MOST, help="Number of devices, for data-parallel training.")
 ]
@@ -71,7 +76,9 @@ Search = Annotated[
         "method's weight, on held-out training samples. Settings given with --set stay fixed.",
     ),
 ]
-SearchSeeds = Annotated[str, typer.Option(help="Seeds of the search; none may be in --seeds.")]
+SearchSeeds = Annotated[
+    str, typer.Option(help="Seeds for the search; none of them may be in --seeds.")
+]
 Mps = Annotated[
     bool,
     typer.Option(
@@ -83,24 +90,25 @@ Mps = Annotated[
 Executor = Annotated[
     str,
     typer.Option(
-        help="local, or ray for the machines of a Ray cluster, which must share the folders."
+        help="Where to train: local, or ray for a Ray cluster whose machines share the folders."
     ),
 ]
 Workers = Annotated[
     int | None,
     typer.Option(
-        min=0, max=MOST, help="Processes that load data; by default 4, or 0 in the tiny form."
+        min=0, max=MOST, help="Number of processes that load data; by default 4, or 0 with --tiny."
     ),
 ]
 DataOn = Annotated[
     str,
     typer.Option(
         help="Where decoded images are kept: device; host, to send them batch by batch; loader, to "
-        "decode them in every epoch; auto, by the room there is."
+        "decode them in every epoch; auto, depending on available memory."
     ),
 ]
 CheckpointSeconds = Annotated[
-    float, typer.Option(min=0, help="Time between checkpoints: the most that a crash can lose.")
+    float,
+    typer.Option(min=0, help="Seconds between checkpoints (the most work that a crash can lose)."),
 ]
 
 MOST_SEEDS = 10_000

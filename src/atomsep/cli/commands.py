@@ -16,6 +16,7 @@ import typer
 import atomsep
 from atomsep.cli import arguments, display, explaining, judging, layering, reporting, tables
 from atomsep.cli.arguments import chosen_methods, chosen_search_seeds, chosen_seeds, chosen_workers
+from atomsep.cli.flags import Command, Group
 from atomsep.cli.main import FAILED, STOPPED
 from atomsep.experiments.entry_points import import_extensions
 from atomsep.experiments.errors import ExperimentError, StoppedError
@@ -24,6 +25,7 @@ from atomsep.experiments.runs import Run
 
 app = typer.Typer(
     name="atomsep",
+    cls=Group,
     help="Train the experiments of atom modeling, and put the results into tables.\n\n"
     "Start with `atomsep list`, then `atomsep train synthetic --tiny`.",
     rich_markup_mode="markdown",
@@ -61,13 +63,11 @@ def root(
     import_extensions(import_ or ())
 
 
-@app.command()
+@app.command(cls=Command)
 def train(
     experiment: arguments.ExperimentName,
     method: Annotated[str, typer.Option("--method", "-m", help="Name of the method.")] = "atom",
-    seed: Annotated[
-        int, typer.Option("--seed", "-s", min=0, help="Seed of all random numbers.")
-    ] = 0,
+    seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="Random seed.")] = 0,
     set_: arguments.Assignments = None,
     tiny: arguments.Tiny = False,
     validation: Annotated[
@@ -132,11 +132,14 @@ def train(
     console.say(f"All files are in {folder}")
 
 
-@app.command()
+@app.command(cls=Command)
 def sweep(
     experiment: arguments.ExperimentName,
     methods: Annotated[
-        str, typer.Option(help="Names with commas; by default all of the experiment's.")
+        str,
+        typer.Option(
+            help="Names of methods, separated by commas; by default all of the experiment's."
+        ),
     ] = "all",
     seeds: Annotated[
         str, typer.Option(help="Number of seeds, or the seeds themselves: 5,7 or 5-9.")
@@ -230,15 +233,15 @@ def sweep(
         raise SystemExit(FAILED)
 
 
-app.command()(reporting.table)
-app.command()(reporting.figures)
-app.command()(reporting.report)
-app.command()(explaining.explain)
-app.command()(judging.faithful)
-app.command()(layering.layers)
+app.command(cls=Command)(reporting.table)
+app.command(cls=Command)(reporting.figures)
+app.command(cls=Command)(reporting.report)
+app.command(cls=Command)(explaining.explain)
+app.command(cls=Command)(judging.faithful)
+app.command(cls=Command)(layering.layers)
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_(
     experiment: Annotated[str | None, typer.Argument(help="Show the settings of this one.")] = None,
 ) -> None:

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from atomsep.cli.printable import printable
 from atomsep.experiments.progress import Listener
+from atomsep.experiments.registry import EXPERIMENTS
 
 if TYPE_CHECKING:
     from atomsep.experiments.runs import RunKey
@@ -92,7 +93,7 @@ class TrainingDisplay(_Display, Listener):
         share, rate = "{task.percentage:>3.0f} %", "{task.fields[rate]}"
         super().__init__(console, BarColumn(20), share, TimeRemainingColumn(), "left", losses, rate)
         self.bar = self.add_task("", total=None, losses="starting", rate="")
-        self.share, self.hinted, self.weighted = "", False, True
+        self.share, self.hinted, self.weighted, self.usual = "", False, True, False
 
     def decoded(self, done: int, total: int) -> None:
         """Move the bar while images are decoded."""
@@ -106,13 +107,18 @@ class TrainingDisplay(_Display, Listener):
             sentence += f", from its checkpoint: {done} of {total} steps are done"
         self.say(sentence)
         self.weighted = key.settings.weight != 0
+        known = EXPERIMENTS.get(key.experiment)
+        own = None if known is None else known.weights.get(key.method)
+        self.usual = known is not None and known.large_share and key.settings.weight == own
         self.update(self.bar, total=total, completed=done, losses="")
 
     def strength(self, shares: Mapping[str, float], step: int) -> None:
         """Show how strong the method's gradient is at its layer, with a hint if that is odd."""
         whole, hint = shares["gradient_share"], ""
         parts = [share for name, share in shares.items() if name != "gradient_share"]
-        if whole > HIGH:
+        if whole > HIGH and self.usual:
+            hint = ". This is usual for this experiment at its own weight"
+        elif whole > HIGH:
             hint = (
                 ". This is large: the method outweighs the task at this layer. If the model does "
                 "not learn the task, compare with a smaller weight"

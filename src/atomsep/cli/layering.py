@@ -42,7 +42,8 @@ def layers(
         [f"**{cell}**" if each.name == found.recommended and cell else cell for cell in row(each)]
         for each in found
     ]
+    console.say(f"Recommended: {found.recommended}, {found.reason}")
     tables.show(console, model, COLUMNS, rows)
     if found.refused:
-        console.say(f"Layers that need arguments to attach: {len(found.refused)}")
-    console.say(f"Recommended: {found.recommended}, {found.reason}")
+        needing = found.needing_arguments
+        console.say(f"{needing.capitalize()}; in Python, atomsep.layers(...).refused says why")

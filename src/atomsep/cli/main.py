@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         sentence, code = "stopped", STOPPED
     except Exception as error:
-        sentence, code = explain(error)
+        sentence, code = explain(error, words)
         if debug or not sentence:
             print(printable(traceback.format_exc()), file=sys.stderr)
     if sentence:
@@ -65,8 +65,13 @@ def plain_warnings() -> Iterator[None]:
         yield
 
 
-def explain(error: Exception) -> tuple[str, int]:
-    """A sentence about an error, and its exit code; "" for an error that nobody foresaw."""
+def explain(error: Exception, words: Sequence[str] = ()) -> tuple[str, int]:
+    """A sentence about an error, and its exit code; "" for an error that nobody foresaw.
+
+    Args:
+        error: what went wrong.
+        words: the arguments of the command line.
+    """
     if isinstance(error, ExperimentError):
         return str(error), FAILED
     if isinstance(error, ModuleNotFoundError) and error.name in ("rich", "typer"):
@@ -77,7 +82,14 @@ def explain(error: Exception) -> tuple[str, int]:
     if hasattr(error, "format_message"):  # of click, or of typer's own copy of it
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "atomsep"
-        return f"{error.format_message()}\nSee: {command} --help", MISUSED
+        sentence = error.format_message()
+        if type(error).__name__ == "NoSuchOption":
+            from atomsep.cli.hints import hint_of_setting
+
+            option = str(getattr(error, "option_name", ""))
+            hint = hint_of_setting(option, words)
+            sentence = f"No such option: {option}{hint}" if hint else sentence
+        return f"{sentence}\nSee: {command} --help", MISUSED
     text = str(error) or type(error).__name__
     if isinstance(error, OSError):
         return f"{text}; --debug shows where", FAILED

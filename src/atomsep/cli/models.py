@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
 
 SAMPLES = 5
 """Samples in the batch, a number that hardly any other size has."""
+
+
+CLOSE = 0.8
+"""Similarity from which a name counts as misspelt, and is not looked for on the hub."""
 
 
 def find_model(name: str) -> tuple[nn.Module, Any]:
@@ -41,6 +46,10 @@ def find_model(name: str) -> tuple[nn.Module, Any]:
             model: Any = timm.create_model(name)
             return model, torch.randn(SAMPLES, *model.default_cfg["input_size"])
         known = [*known, *timm.list_models()]
+    if "/" not in name and difflib.get_close_matches(name, known, 1, CLOSE):
+        # A misspelt name, which would make the hub's client try again and again.
+        sought = unknown("model", name, known, "in torchvision or timm")
+        raise ExperimentError(f"{sought}. For a model of Hugging Face, write OWNER/NAME")
     try:
         return _hugging_face(name)
     except ModuleNotFoundError:

@@ -63,9 +63,9 @@ def table(
 
 def figures(
     runs: Runs,
-    out: Annotated[Path, typer.Option(help="Folder of the figures.")] = Path("figures"),
+    out: Annotated[Path, typer.Option(help="Folder to write the figures to.")] = Path("figures"),
     projection: Annotated[
-        str, typer.Option(help="The latent space in two dimensions: pca or tsne.")
+        str, typer.Option(help="How the latent space is drawn in two dimensions: pca or tsne.")
     ] = "pca",
 ) -> None:
     """Draw the paper's figures from finished runs, as PNG and PDF.
@@ -90,13 +90,14 @@ def figures(
 
 def report(
     runs: Runs,
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
 ) -> None:
     """Put finished runs on one page of HTML.
 
     The page says in words what the seeds show, and has tables, training curves, settings, and an
     explorer of samples with the charge of every token. It is one file that needs no network: open
-    it in a browser, or send it to a colleague.
+    it in a browser, or send it to a colleague. It is written to report.html in the current folder,
+    or to the file given with `--out`; a file that is there is replaced.
 
     Examples:
     - `atomsep report runs`

@@ -51,7 +51,7 @@ class AtomLoss(nn.Module):
 
     Shape:
         - latent: `(M, N, h)`, float16, bfloat16, float32 or float64
-        - mask: `(M, N)`, boolean, True on real tokens
+        - mask: `(M, N)`, True on real tokens; boolean, or 0 and 1
         - output: scalar, float32 at least
 
     Example:
@@ -120,10 +120,12 @@ class AtomLoss(nn.Module):
         """The loss of one batch.
 
         Raises:
-            TypeError: the latent is not floating point, or the mask not boolean.
+            TypeError: the latent is not floating point, or the mask holds other numbers than 0
+                and 1.
             ValueError: a shape does not fit, or a sample has no real token.
         """
         checks.check_latent(latent, self.charge, self.position)
+        mask = checks.as_boolean(mask)
         return self.from_statistics(self.measure(latent, mask, Layout(), weight=1.0).statistics)
 
     def from_statistics(
@@ -216,7 +218,7 @@ class AtomLoss(nn.Module):
         else:
             with torch.autocast(tokens.device.type, enabled=False):
                 scores, _ = apply_maps(widen(tokens), self.charge, lambda latent: latent)
-        charge = torch.tanh(widen(scores) / 2).to(tokens.dtype)
+        charge, mask = torch.tanh(widen(scores) / 2).to(tokens.dtype), checks.as_boolean(mask)
         return charge if mask is None else charge.masked_fill(~mask, 0)
 
     def extra_repr(self) -> str:

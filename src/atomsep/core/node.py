@@ -135,7 +135,7 @@ class _Atoms(torch.autograd.Function):
         rest = (None, None, None, None)
         if grad_table is None and grad_loss is None:
             return grad_passed, None, *rest
-        source, scores = ctx.saved_tensors
+        source, scores = _saved(ctx)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             first, second = _differentiable_backward(ctx, source, scores, grad_table, grad_loss)
             if first is not None and grad_passed is not None:
@@ -156,6 +156,28 @@ class _Atoms(torch.autograd.Function):
         known = Known(ctx.table, ctx.mean_direction, ctx.line)
         first, second = compute.atoms_gradient(tokens, known, grad_passed, grad_table, scale)
         return first, second, *rest
+
+
+_TWICE = (
+    "an earlier backward() has freed the graph that the atom loss needs. Add the losses and call "
+    "backward() once, (task + attachment.loss()).backward(), or pass retain_graph=True to the first"
+)
+
+
+def _saved(ctx: Any) -> Any:
+    """The saved tensors.
+
+    Raises:
+        RuntimeError: an earlier backward pass has freed them.
+    """
+    if torch.compiler.is_compiling():
+        return ctx.saved_tensors
+    try:
+        return ctx.saved_tensors
+    except RuntimeError as error:
+        if "backward through the graph a second time" not in str(error):
+            raise
+        raise RuntimeError(f"{_TWICE}. PyTorch says: {error}") from None
 
 
 def _differentiable_backward(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -29,12 +29,23 @@ def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> Expe
         there is no method 'atm' for synthetic; did you mean 'atom'? Available: atom, plain
     """
     names = list(known)
-    near = [each for each in names if len(name) > 1 and _initials(each) == name.lower()]  # lr
-    near = near or difflib.get_close_matches(name, names, 1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
+    near = closest(name, names, cutoff=0.5)
+    hint = "." if near is None else f"; did you mean {near!r}?"
     listed = ", ".join(names[:MOST]) + (" and others" if len(names) > MOST else "")
     available = f" Available: {listed}" if names else ""
     return ExperimentError(f"there is no {kind} {name!r}{where and ' '}{where}{hint}{available}")
+
+
+def closest(name: str, names: Sequence[str], cutoff: float = 0.8) -> str | None:
+    """The name that is meant, also by its initials; None if none is close.
+
+    Example:
+        >>> closest("lr", ["epochs", "learning_rate"])
+        'learning_rate'
+    """
+    near = [each for each in names if len(name) > 1 and _initials(each) == name.lower()]
+    near = near or difflib.get_close_matches(name, names, 1, cutoff=cutoff)
+    return near[0] if near else None
 
 
 def _initials(name: str) -> str:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.predicting import first_layer, logits_of
 from atomsep.experiments.trained import TrainedClassifier
-from atomsep.hooks.attachment import Attachment, attach
+from atomsep.hooks.attaching import attach
+from atomsep.hooks.attachment import Attachment
 from atomsep.hooks.targets import find_layers
 from atomsep.importance import rivals
 from atomsep.importance.images import to_grid

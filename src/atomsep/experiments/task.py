@@ -159,6 +159,7 @@ class Experiment:
         percent: whether tables show the metric times 100.
         plain: what tables call the method "plain" here.
         weights: weights of the methods' losses, for the default settings.
+        large_share: whether these weights are known to outweigh the task at the layer, and to help.
         learning_rates: learning rates that a search tries.
         weight_decays: weight decays that a search tries; the settings must have a `weight_decay`.
         weight_grid: weights that a search tries, by method; "" for all others.
@@ -181,6 +182,7 @@ class Experiment:
     weight_decays: tuple[float, ...] = ()
     weight_grid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     load: Callable[[Saved], TrainedRun] | None = None
+    large_share: bool = False
 
 
 def deferred(where: str) -> Callable[[Any], Any]:

@@ -1,4 +1,4 @@
-"""Attach atom modeling to layers of a model.
+"""Atom modeling that is attached to layers of a model.
 
 Hooks read what the layers return (`atomsep.hooks.tap`). The attachment turns that into the loss,
 the importance and the statistics on demand.
@@ -8,125 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from atomsep.core.layout import Axes
 from atomsep.core.loss import AtomLoss
 from atomsep.hooks import copies
-from atomsep.hooks.arguments import (
-    Absent,
-    Conduct,
-    Runs,
-    check_conduct,
-    check_loss_argument,
-    check_model,
-    check_watch,
-    check_weight,
-)
+from atomsep.hooks.arguments import Conduct, check_watch, check_weight
 from atomsep.hooks.losses import mean_of
 from atomsep.hooks.maps import UNTRAINED, MapsWatch
 from atomsep.hooks.marks import mark, unmark
-from atomsep.hooks.mask_hosts import MaskSource
+from atomsep.hooks.names import KnownNames
+from atomsep.hooks.numbers import Numbers, by_layer
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.switch import Switch
 from atomsep.hooks.taking import check_loss, take_loss
 from atomsep.hooks.tap import LayerTap
-from atomsep.hooks.targets import Key, Target, find_layers, unwrap
+from atomsep.hooks.targets import unwrap
 from atomsep.hooks.watch import tell_once
 
 
-def attach(
-    model: nn.Module,
-    target: Target,
-    loss: AtomLoss | None = None,
-    *,
-    weight: float = 0.1,
-    layout: Axes | Literal["auto"] = "auto",
-    mask: MaskSource = None,
-    select: Key = None,
-    skip_tokens: int | Literal["auto"] = "auto",
-    watch_gradients: bool = False,
-    runs: Runs | None = None,
-    missing: Absent = "error",
-    in_eval: Absent = "error",
-    add_to: str | int | None = None,
-) -> Attachment:
-    """Attach atom modeling to one or several layers of a model.
-
-    The model's code, parameters and state_dict stay as they are. Train as before and add
-    `attachment.loss()` to the task's loss.
-
-    Args:
-        model: any module, also one that is compiled or wrapped in DistributedDataParallel. Its
-            training mode decides whether there is a loss.
-        target: a dotted name, a glob over dotted names, a module of the model, or a list of these.
-        loss: the loss with its settings and learned maps; `AtomLoss()` if None. Learned maps are
-            not part of the model: pass their `parameters()` to the optimiser. In data-parallel
-            training it forms pairs over all processes, and averages the maps' gradients.
-        weight: factor of the loss; can be changed during training.
-        layout: "channels_first" for (M, C, H, W) and (M, C, L), "channels_last" for (M, L, C) and
-            (M, H, W, C), "length_first" for (L, M, C), or "auto" to decide it in the first forward;
-            `print(attachment)` then shows what was decided, and why.
-        mask: None uses the `attention_mask` or `key_padding_mask` of the calls around the layer, a
-            name uses the argument of that name, a callable `(args, kwargs) -> mask` computes the
-            mask from the model's arguments, and False uses no mask. Masks have shape `(M, L)` or
-            `(M, H, W)` and are true on real tokens; a `key_padding_mask` is true on padding. To
-            pickle an attached model, define the callable at the top of a module.
-        select: index or key of the tensor if the layer returns a tuple or a mapping.
-        skip_tokens: number of tokens in front to leave out, or "auto" for the class, distillation
-            and register tokens of a vision transformer.
-        watch_gradients: whether `stats` shows how strong the loss's gradient is against the
-            task's; can be changed at any step. It costs a copy of the gradient.
-        runs: which runs count if a layer runs several times before `loss()`: "last", or "mean" for
-            the mean of their losses. None counts the last, and warns if an earlier one was trained.
-        missing: "zero" makes the loss of a layer that did not run 0 (LayerDrop); "error" raises.
-        in_eval: "zero" makes the loss 0 after a forward in evaluation mode, for a step shared by
-            training and validation; "error" raises.
-        add_to: None leaves it to you to add `attachment.loss()`. For a model that returns its own
-            loss, the name or index of that loss in its output, usually "loss": the model then adds
-            the atom loss itself in every training forward, as trainers need it.
-
-    Returns:
-        The attachment, with the loss, importance and statistics of the layer.
-
-    Raises:
-        ValueError: the target matches nothing, or an argument is out of range. A layout that is
-            not certain is refused in the first forward, in a message that names the shapes.
-        TypeError: an argument has the wrong type, for example a weight in the place of the loss.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Flatten(), nn.Linear(40, 2))
-        >>> attachment = attach(model, "0", weight=0.1)
-        >>> logits = model(torch.randn(4, 5, 3))
-        >>> (logits.logsumexp(1).mean() + attachment.loss()).backward()
-        >>> attachment.importance.shape
-        torch.Size([4, 5])
-        >>> attachment.detach()
-    """
-    check_model(model)
-    conduct = check_conduct(runs, missing, in_eval)
-    attachment = Attachment(model, check_loss_argument(loss), weight, conduct)
-    attachment.watch_gradients = watch_gradients
-    try:
-        for name, layer in find_layers(model, target).items():
-            reader = LayerReader(
-                attachment.model, name, layer, layout, mask, select, skip_tokens, attachment._switch
-            )
-            attachment._add(reader)
-        if add_to is not None:
-            from atomsep.hooks.adding import LossAdder
-
-            attachment._adder = LossAdder(attachment, add_to)
-    except BaseException:
-        attachment.detach()
-        raise
-    return attachment
-
-
-class Attachment:
+class Attachment(KnownNames):
     """Atom modeling on one or several layers of a model; created by `attach`.
 
     A context manager, which detaches when it exits. Loss, importance and statistics belong to the
@@ -138,6 +41,11 @@ class Attachment:
         conduct (tuple): `runs`, `missing` and `in_eval`.
     """
 
+    model: nn.Module
+    criterion: AtomLoss
+    conduct: Conduct
+    told: set[str]
+
     def __init__(
         self, model: nn.Module, criterion: AtomLoss, weight: float, conduct: Conduct
     ) -> None:
@@ -146,7 +54,7 @@ class Attachment:
         self.weight = weight
         self.conduct = conduct
         self.watch_gradients = False
-        self.told: set[str] = set()
+        self.told = set()
         self._maps = MapsWatch()
         self._switch = Switch()
         self._taps: list[LayerTap] = []
@@ -222,19 +130,21 @@ class Attachment:
         pairs of nuclei and radius the mean over samples. protons, electrons and neutrons are the
         shares P/N, G/N and the rest. charge_square is the mean of q². position_share is the share
         of the charges' variance that the position alone explains: 1 if all samples have the same
-        map. They are computed when read, which synchronises with the GPU. With several layers, a
-        dictionary by name. In data-parallel training they are over the samples of all processes
-        once `loss()` has exchanged them, except position_share and the shares of gradients, which
-        are those of this process. Any process may read them alone.
+        map, and about 0 if the position tells nothing; as an unbiased estimate, it may then be
+        slightly negative. All are computed when read, which synchronises with the GPU. With several
+        layers, a dictionary by name. In data-parallel training they are over the samples of all
+        processes once `loss()` has exchanged them, except position_share and the shares of
+        gradients, which are those of this process. Any process may read them alone.
 
         With `watch_gradients`, and once the backward pass has run, gradient_share is the norm of
         the weighted loss's gradient at the layer's output over that of the gradient that arrives
         there from the rest of the model. gradient_share_charge and gradient_share_positions are
         the same in the charge's feature and in all others, unless learned maps read them. Compiled
-        models do not show them.
+        models do not show them. Where they are absent, `stats["gradient_share"]` raises a KeyError
+        that says why, and `stats.get("gradient_share")` is None.
         """
         numbers: dict[str, Any] = self._each(LayerTap.stats)
-        return numbers
+        return numbers if len(self._taps) == 1 else Numbers(numbers, by_layer(numbers))
 
     def _each(self, read: Any) -> Any:
         if len(self._taps) == 1:
@@ -262,8 +172,9 @@ class Attachment:
         strict=True in PyTorch 2.6.
 
         Example:
+            >>> import atomsep
             >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU())
-            >>> attachment = attach(model, "0")
+            >>> attachment = atomsep.attach(model, "0")
             >>> with attachment.paused():
             ...     program = torch.export.export(model, (torch.randn(4, 5, 3),))
         """

@@ -36,6 +36,7 @@ class Held:
         handed_on: a weak reference to it and its version then; None once it needs no look.
         recall: mask and number of draws of the last training forward, for a checkpoint.
         strength: norms of its gradients, where they are watched.
+        compiled: whether it was a compiled forward, which shows no gradients.
         forwards: how many training forwards there were.
         losses: how many losses were taken.
         zeros: how many zeros were given since the last of them.
@@ -55,6 +56,7 @@ class Held:
     handed_on: tuple[weakref.ref[Tensor], int] | None = None
     recall: tuple[Tensor | None, int] | None = None
     strength: Strength | None = None
+    compiled: bool = False
     forwards: int = 0
     losses: int = 0
     zeros: int = 0
@@ -84,7 +86,7 @@ class Held:
                 self.charge = None if other.charge is None else other.charge.clone()
             self.read_as, self.idle_reason, self.depth = other.read_as, other.idle_reason, 0
             self.training = other.training
-            self.strength = None  # which compiled forwards do not measure
+            self.strength, self.compiled = None, True  # compiled forwards do not measure it
         other.statistics = other.taken = other.seen = other.charge = None
         other.earlier = ()
 

@@ -24,6 +24,10 @@ After a GELU or SiLU of normalised values it is under 0.2, after a ReLU 0.
 """
 
 
+_SHOWN = 5
+"""Refused layers that are named."""
+
+
 @dataclass(frozen=True)
 class Layer:
     """A layer that one can attach to.
@@ -55,7 +59,8 @@ class Layers:
 
     Attributes:
         found: the layers.
-        refused: for layers that `attach` refuses, its sentence by name.
+        refused: for layers that `attach` refuses without further arguments, its sentence by name;
+            most need `layout=` or `select=`.
         recommended: the layer to start with; None if there is none.
         reason: why that one.
     """
@@ -80,11 +85,17 @@ class Layers:
     def __str__(self) -> str:
         rows = [COLUMNS, *(row(layer) for layer in self.found)]
         widths = [max(len(cells[column]) for cells in rows) for column in range(len(COLUMNS))]
-        lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows]
-        if self.refused:
-            lines.append(f"layers that need arguments to attach: {len(self.refused)}")
-        lines.append(f"recommended: {self.recommended} ({self.reason})")
-        return "\n".join(lines)
+        table = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows]
+        refused = [f"{self.needing_arguments}; .refused says which"] if self.refused else []
+        first = f"recommended: {self.recommended} ({self.reason})"
+        return "\n".join([first, *table, *refused])
+
+    @property
+    def needing_arguments(self) -> str:
+        """How many layers are refused, and the first of them."""
+        names = list(self.refused)
+        shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+        return f"layers that need arguments to attach: {len(names)} ({shown})"
 
 
 COLUMNS = ("layer", "output", "layout", "tokens", "features", "skipped", "signs")
@@ -120,7 +131,7 @@ def layers(model: nn.Module, example_batch: Any) -> Layers:
             from all other sizes, and the padding mask if training has one.
 
     Returns:
-        The layers; `print` shows them as a table.
+        The layers; `print` shows the recommendation and a table.
 
     Raises:
         ValueError: no layer of the model has tokens.
@@ -130,11 +141,11 @@ def layers(model: nn.Module, example_batch: Any) -> Layers:
         ...     nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(1152, 10)
         ... )
         >>> print(layers(cnn, torch.randn(4, 3, 14, 14)))
+        recommended: 1 (the layer before the first activation, nearest to the data)
         layer  output          layout          tokens  features  skipped  signs
         0      (4, 8, 12, 12)  channels_first  144     8                  signed
         1      (4, 8, 12, 12)  channels_first  144     8                  signed
         2      (4, 8, 12, 12)  channels_first  144     8                  rectified
-        recommended: 1 (the layer before the first activation, nearest to the data)
     """
     model = unwrap(model)
     search = _Search(model)
@@ -142,10 +153,7 @@ def layers(model: nn.Module, example_batch: Any) -> Layers:
         warnings.simplefilter("ignore", AtomWarning)  # a layer's, which nobody has attached to yet
         output = _call(model, example_batch)
     if not search.found:
-        refused = "".join(f"; {text}" for text in list(search.refused.values())[:1])
-        raise ValueError(
-            f"no layer of this {type(model).__name__} has tokens whose layout is certain{refused}"
-        )
+        raise ValueError(f"no layer of this {type(model).__name__} {search.why_none(output)}")
     advice = Recommendation(model, search.started, search.signed, search.found)
     name, reason = advice(generator=_is_generator(example_batch, output))
     return Layers(list(search.found.values()), search.refused, name, reason)
@@ -161,6 +169,7 @@ class _Search:
         self.signed: dict[str, bool] = {}
         self.found: dict[str, Layer] = {}
         self.refused: dict[str, str] = {}
+        self.vectors: list[tuple[int, ...]] = []
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
@@ -188,6 +197,7 @@ class _Search:
         for record in known:
             record.pop(name, None)  # the last run counts, and its place in the order
         if not _has_tokens(output):
+            self.vectors += _vectors(output)
             return
         try:
             _, latent = reader.pick(output)
@@ -209,6 +219,17 @@ class _Search:
             features=features,
             skipped=layout.skip,
             signed=self.signed[name],
+        )
+
+    def why_none(self, output: Any) -> str:
+        """The end of a sentence about a model of which no layer was found."""
+        for sentence in self.refused.values():
+            return f"has tokens whose layout is certain; {sentence}"
+        vectors = self.vectors or _vectors(output)
+        example = f", such as {vectors[0]}" if vectors else ""
+        return (
+            f"has tokens: the outputs are one vector per sample{example}, without a token axis. "
+            f"Atom modeling needs several tokens per sample: (M, L, C), (M, C, H, W) or alike"
         )
 
 
@@ -242,6 +263,10 @@ def _tensors(value: Any) -> list[Tensor]:
         value = list(value.values())
     values = value if isinstance(value, (tuple, list)) else [value]
     return [each for each in values if isinstance(each, Tensor)]
+
+
+def _vectors(value: Any) -> list[tuple[int, ...]]:
+    return [tuple(tensor.shape) for tensor in _tensors(value) if tensor.dim() == 2]
 
 
 def _is_signed(values: Tensor) -> bool:

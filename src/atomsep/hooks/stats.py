@@ -46,7 +46,9 @@ def position_share(charge: Tensor, count: Tensor) -> Tensor:
     $$1 - \frac{SS_{within}}{T - L} \Big/ \frac{SS_{total}}{T - 1}$$
 
     It is 1 if all samples have the same map and near 0 if the position tells nothing, whatever the
-    size of the charges and of the batch. Without two samples, or without variance, it is NaN.
+    size of the charges and of the batch. As an unbiased estimate of 0 it may then be slightly
+    negative; cut off there, the mean over small batches would be too large. Without two samples, or
+    without variance, it is NaN.
 
     Args:
         charge: the charges `(M, N)`, 0 on padding.

@@ -14,6 +14,7 @@ from atomsep.hooks.held import Held, transform_depth
 from atomsep.hooks.losses import mean_of, zero_loss
 from atomsep.hooks.runs import LEFT_OUT, PATIENCE
 from atomsep.hooks.tap import LayerTap
+from atomsep.hooks.watch import ONE_TOKEN
 
 
 def check_loss(tap: LayerTap) -> None:
@@ -120,4 +121,7 @@ def _watch(tap: LayerTap, held: Held, loss: Tensor) -> None:
     else:
         attachment.told.add("single")  # a smaller last batch is no cause for concern
     if held.charge is not None:
+        if held.charge.shape[1] == 1:
+            tap.watch.tell("pooled", f"layer {tap.name!r} {ONE_TOKEN}")
+            tap.watch.told.add("negative")  # which would follow from it
         tap.watch.look(loss, numbers, held.charge)

@@ -21,8 +21,10 @@ from torch import Tensor, nn
 from atomsep.checks import transforms_active
 from atomsep.core.layout import Layout
 from atomsep.hooks import reasons
+from atomsep.hooks.earlier import LEFT_OVER, others
 from atomsep.hooks.held import Forwards, Held, transform_depth
 from atomsep.hooks.masks import refuse_replica
+from atomsep.hooks.numbers import Numbers, absent_shares
 from atomsep.hooks.origin import find_origin
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.replaced import why_replaced
@@ -139,7 +141,7 @@ class LayerTap(Hook):
             held.recall = None if depth else (mask, criterion.draws)
         # A graph that depended on the weight would be recompiled whenever it changes.
         weight = 1.0 if compiling else self.attachment.weight
-        held.strength = None
+        held.strength, held.compiled = None, compiling
         if not compiling and not depth and self.attachment.watch_gradients:
             held.strength = Strength(layout, criterion.feature)
             source, passed = held.strength.split(latent, copy=self._passing() == "clone")
@@ -173,7 +175,8 @@ class LayerTap(Hook):
             note_left_out(held)
         held.forwards += 1
         if held.forwards == PATIENCE and not held.losses and self.attachment.weight:
-            self.attachment.tell("unused", f"layer {self.name!r} {UNUSED}")
+            also = f". {LEFT_OVER}" if others(self.attachment, self.reader) else ""
+            self.attachment.tell("unused", f"layer {self.name!r} {UNUSED}{also}")
 
     def _passing(self) -> str:
         watched = not torch.compiler.is_compiling() and not transforms_active()
@@ -256,7 +259,14 @@ class LayerTap(Hook):
             raise RuntimeError(why if unmeasured else self.why_nothing(held))
         values = read_stats(numbers, held.charge, self.attachment.criterion.terms)
         values["training"] = float(held.training)
-        return {**values, **(self.gradient_shares() if held.training else {})}
+        shares = self.gradient_shares() if held.training else {}
+        absent = absent_shares(
+            held.strength,
+            training=held.training,
+            compiled=held.compiled,
+            transformed=held.depth > 0,
+        )
+        return Numbers({**values, **shares}, absent)
 
     def gradient_shares(self, total: Any = None) -> dict[str, float]:
         """The shares of the last backward pass, where they were watched; see `Strength.shares`."""

@@ -22,6 +22,10 @@ class AtomWarning(UserWarning):
     """Training continues, but something is not as it should be."""
 
 
+ONE_TOKEN = (
+    "has one token per sample, so there is nothing to weigh within a sample; attach before pooling"
+)
+
 _FIRST_LOOKS = 8
 _ENOUGH_TOKENS = 16
 

@@ -8,6 +8,7 @@ knows the features, it is refused with what each of them said.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -218,6 +219,11 @@ class Witnesses:
     def _refusal(
         self, shape: tuple[int, ...], said: list[str], kind: type[ValueError] = ValueError
     ) -> ValueError:
+        if len(shape) > 3 and math.prod(shape[2:]) == 1:
+            return kind(
+                f"{self.described} gives shape {shape}: one token per sample, so there is nothing "
+                f"to weigh within a sample; attach before pooling"
+            )
         options = "; ".join(f'layout="{key}" for {text}' for key, text in DESCRIPTIONS.items())
         heard = "; ".join(said) or (
             "neither its type, its graph nor its weights tell which axis holds the features"

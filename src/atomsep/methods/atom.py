@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from atomsep.checks import Norm, PositionMap, Scale, ScoreMap
 from atomsep.core.loss import AtomLoss
 from atomsep.functional import DEFAULT_SOFTENING
-from atomsep.hooks.attachment import Attachment, attach
+from atomsep.hooks.attaching import attach
+from atomsep.hooks.attachment import Attachment
 from atomsep.hooks.targets import Target
 from atomsep.methods.base import Method
 from atomsep.methods.binding import Binding

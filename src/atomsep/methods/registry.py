@@ -64,7 +64,7 @@ class Entry:
 
 
 def _hinge(norm: int) -> Entry:
-    summary = f"hinge on triplets: the own class nearer than the others, {norm}-norm"
+    summary = f"hinge on triplets: pulls samples of a class closer than other classes, {norm}-norm"
     title, label, fixed = f"Hinge ({norm}-norm)", f"Hinge\n{norm}-norm", {"norm": norm}
     return Entry(title, summary, "hinge:Hinge", fixed, needs_labels=True, label=label)
 
@@ -122,7 +122,7 @@ METHODS: dict[str, Entry] = {
     ),
     "vicreg": Entry(
         "VICReg",
-        "lets every feature vary between samples, and no two of them together",
+        "keeps features varied and uncorrelated over the samples",
         "vicreg:VICReg",
         options=("variance", "covariance"),
     ),

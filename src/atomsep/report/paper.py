@@ -25,7 +25,7 @@ class Family:
 
 
 FAMILIES = (
-    Family("mixtures", "Linear classifier on synthetic data", ("synthetic",)),
+    Family("mixtures", "Two linear layers on Gaussian mixtures", ("synthetic",)),
     Family("generation", "GANs on image generation", ("mnist-gan", "cifar10-gan", "faces-gan")),
     Family("images", "ResNet-18 on fine-grained images", ("pets", "flowers")),
     Family("imagenet", "ResNet-50 on ImageNet-1K", ("imagenet",)),

@@ -43,6 +43,7 @@ class Event:
         failed: number of trials that failed.
         total: number of trials.
         running: number of trials in training.
+        unstarted: why a failed trial could not even start; empty for one that was in training.
     """
 
     kind: str
@@ -51,6 +52,7 @@ class Event:
     failed: int
     total: int
     running: int = 0
+    unstarted: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ class Ledger:
         folder = key.folder(self.root)
         self.failed[folder] = Failure(key, reason, folder / "log.txt")
         self.ended += 1
-        self.leave("failed", key)
+        self.leave("failed", key, "" if folder in self.shares else reason)
 
     def put_back(self, key: RunKey) -> None:
         """A trial waits again, as the first."""
@@ -157,15 +159,16 @@ class Ledger:
         else:
             self.put_back(key)
 
-    def leave(self, kind: str, key: RunKey) -> None:
+    def leave(self, kind: str, key: RunKey, unstarted: str = "") -> None:
         """A trial is not in training any more."""
         self.shares.pop(key.folder(self.root), None)
-        self.tell(kind, key)
+        self.tell(kind, key, unstarted)
 
-    def tell(self, kind: str, key: RunKey) -> None:
+    def tell(self, kind: str, key: RunKey, unstarted: str = "") -> None:
         """Call `on_event`."""
         done, running = self.ended + sum(self.shares.values()), len(self.shares)
-        self.on_event(Event(kind, key, done, len(self.failed), len(self.trials), running))
+        counts = done, len(self.failed), len(self.trials), running
+        self.on_event(Event(kind, key, *counts, unstarted))
 
     def report(self) -> SweepReport:
         """How the sweep has ended."""

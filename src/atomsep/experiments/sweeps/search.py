@@ -29,7 +29,7 @@ from atomsep.experiments.registry import run_key
 from atomsep.experiments.runs import RunKey
 from atomsep.experiments.sweeps.choices import SETTINGS, Point, Search, Trial, assigned
 from atomsep.experiments.sweeps.grids import best_of, between, beyond
-from atomsep.experiments.sweeps.ledger import OnEvent
+from atomsep.experiments.sweeps.ledger import Event, OnEvent
 from atomsep.experiments.sweeps.sweep import open_sweep
 from atomsep.experiments.task import Experiment, main_metric
 
@@ -69,8 +69,8 @@ def search(
         executor: see `run_sweep`.
 
     Raises:
-        ExperimentError: seeds overlap, a weight was set, there is nothing to search, or every
-            trial of the plain method failed.
+        ExperimentError: seeds overlap, a weight was set, there is nothing to search, the first
+            trial could not start (its data is missing), or every trial of the plain method failed.
         StoppedError: it was interrupted; finished trials are kept.
     """
     given = {assignment.partition("=")[0].strip().replace("-", "_") for assignment in assignments}
@@ -94,7 +94,8 @@ def search(
     plain = {name: grid for name, grid in grids.items() if grid and name not in given}
     with open_sweep(executor, root, machine or Machine(), jobs) as sweep:
         path = held.folder(root).parents[1] / f"search-{_digest(held, given)}.json"
-        explorer = Explorer(experiment, found, sweep, on_event, assignments, tiny, path)
+        listen = stopping_at_first(on_event)
+        explorer = Explorer(experiment, found, sweep, listen, assignments, tiny, path)
         explorer.choose_plain(plain)
         explorer.explore("weight", weights)
     for method in others:
@@ -103,6 +104,24 @@ def search(
             found.weights[method] = best
     found.write(path)
     return found
+
+
+def stopping_at_first(on_event: OnEvent) -> OnEvent:
+    """A listener that ends a search whose first trial cannot start: the others could not either.
+
+    Raises:
+        ExperimentError: from the listener, with the reason that `train` would give.
+    """
+    works = False
+
+    def listen(event: Event) -> None:
+        nonlocal works
+        on_event(event)
+        works = works or event.kind in ("started", "skipped", "finished")
+        if event.unstarted and not works:
+            raise ExperimentError(event.unstarted)
+
+    return listen
 
 
 class Explorer:

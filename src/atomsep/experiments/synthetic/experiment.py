@@ -70,6 +70,7 @@ SYNTHETIC = Experiment(
         "vicreg": 0.003,
         **dict.fromkeys(ATOM_MODELING, 12.5),
     },
+    large_share=True,
     learning_rates=(0.03, 0.1, 0.3, 1.0, 3.0),
     weight_grid={
         "": (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005),
