@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from atomsep.experiments.gan.styleswin.consistency import augment, colour, cut_o
 from atomsep.experiments.gan.styleswin.discriminator import Discriminator, deviation
 from atomsep.experiments.gan.styleswin.filters import haar, inverse_haar
 from atomsep.experiments.gan.styleswin.generator import Generator
-from atomsep.experiments.gan.styleswin.official import from_official
+from atomsep.experiments.gan.styleswin.official import from_official, read_official
 from atomsep.experiments.gan.styleswin.sizes import heads_of
 from atomsep.experiments.gan.styleswin.spectral import SpectralConv
 
@@ -61,6 +63,43 @@ def test_a_published_state_loads(network: str, entries: int) -> None:
     del own[next(iter(own))]
     with pytest.raises(RuntimeError, match="Missing key"):
         model.load_state_dict(own)
+
+
+def test_a_published_file_loads(tmp_path: Path) -> None:
+    """All six parts of it; every entry has a number of its own, kept once for all its elements."""
+
+    def numbered(state: dict[str, Tensor], first: int) -> dict[str, Tensor]:
+        numbers = enumerate(state.items(), first)
+        return {name: torch.full((), float(n)).expand(like.shape) for n, (name, like) in numbers}
+
+    weight = nn.Parameter(torch.ones(2))
+    adam = torch.optim.Adam([weight], betas=(0.0, 0.99))
+    weight.sum().backward()
+    adam.step()
+    networks = {"g": "generator", "g_ema": "generator", "d": "discriminator"}
+    saved: dict[str, Any] = {
+        name: numbered(published_state(network), 1000 * index)
+        for index, (name, network) in enumerate(networks.items())
+    }
+    saved |= {"g_optim": adam.state_dict(), "d_optim": adam.state_dict()}
+    path = tmp_path / "CelebAHQ_256.pt"
+    torch.save({**saved, "args": Namespace(size=256, ttur=True, D_lr=2e-4)}, path)
+    with pytest.raises(pickle.UnpicklingError, match="argparse.Namespace"):
+        torch.load(path, weights_only=True)
+    found = read_official(path)
+    assert set(found) == {*saved, "args"}
+    assert found["args"] == Namespace(size=256, ttur=True, D_lr=2e-4)
+    torch.testing.assert_close(found["d_optim"], saved["d_optim"])
+    for name, network in networks.items():
+        with torch.device("meta"):
+            model = {"generator": Generator, "discriminator": Discriminator}[network](256)
+        model.load_state_dict(from_official(found[name]), assign=True)
+        for entry, value in model.state_dict().items():
+            assert value.shape == saved[name][entry].shape, entry
+            assert value.flatten()[0] == saved[name][entry].flatten()[0], entry
+    torch.save({"args": Path()}, path)
+    with pytest.raises(pickle.UnpicklingError):
+        read_official(path)
 
 
 def shaken(model: Any) -> Any:
