@@ -40,7 +40,7 @@ SLOW = {
     *("cli/test_faithful_command.py", "experiments/test_faithfulness.py"),
     *(
         f"experiments/gan/test_{name}.py"
-        for name in ("evaluation", "faces", "fidelity", "gan", "stacked")
+        for name in ("evaluation", "faces", "faces_runs", "fidelity", "gan", "stacked")
     ),
     *(f"core/test_{name}.py" for name in ("averaging", "distributed", "rank_agreement")),
     *("experiments/images/test_images.py", "experiments/text/test_text.py"),

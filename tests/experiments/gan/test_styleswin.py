@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan.styleswin.attention import WindowAttention
 from atomsep.experiments.gan.styleswin.colours import Colours
-from atomsep.experiments.gan.styleswin.consistency import augment, colour, cut_out, translate
 from atomsep.experiments.gan.styleswin.discriminator import Discriminator, deviation
 from atomsep.experiments.gan.styleswin.filters import haar, inverse_haar
 from atomsep.experiments.gan.styleswin.generator import Generator
@@ -207,45 +206,6 @@ def test_features_that_heads_cannot_share() -> None:
     for features in (100, 160):
         with pytest.raises(ExperimentError, match=f"{features} features cannot be divided"):
             heads_of(features)
-
-
-def test_images_are_changed_each_in_its_own_way() -> None:
-    torch.manual_seed(0)
-    images = torch.rand(32, 3, 16, 16, dtype=torch.float64) + 1
-    torch.manual_seed(0)
-    first = augment(images)
-    assert first.shape == images.shape
-    torch.manual_seed(0)
-    assert torch.equal(augment(images), first)
-    moved = translate(images)
-    for before, after in zip(images[:8], moved, strict=False):
-        places = [
-            (dy, dx)
-            for dy in range(-2, 3)
-            for dx in range(-2, 3)
-            if torch.equal(shifted(before, dy, dx), after)
-        ]
-        assert len(places) == 1
-    cut = cut_out(images) == 0
-    assert (cut == cut[:, :1]).all()
-    areas = cut[:, 0].sum((1, 2))
-    assert areas.min() >= 16
-    assert areas.max() == 64
-    painted = colour(images)
-    grey = painted.mean(1, keepdim=True)
-    ratio = (painted - grey) / (images - images.mean(1, keepdim=True))
-    assert (ratio.amax((1, 2, 3)) - ratio.amin((1, 2, 3))).max() < 1e-8  # one factor per image
-    assert ratio.mean((1, 2, 3)).std() > 0.3
-
-
-def shifted(image: Tensor, dy: int, dx: int) -> Tensor:
-    side = image.shape[-1]
-    out = torch.zeros_like(image)
-    for y in range(side):
-        for x in range(side):
-            if 0 <= y + dy < side and 0 <= x + dx < side:
-                out[:, y, x] = image[:, y + dy, x + dx]
-    return out
 
 
 @pytest.mark.parametrize("half", [False, True])
