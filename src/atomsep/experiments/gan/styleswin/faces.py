@@ -22,6 +22,7 @@ from atomsep.experiments.gan.adversarial import SHOWN, Gan, adversarial_loss
 from atomsep.experiments.gan.fidelity import Fidelity
 from atomsep.experiments.gan.pictures import Pictures
 from atomsep.experiments.gan.styleswin.consistency import augment
+from atomsep.experiments.gan.styleswin.discriminator import Discriminator
 from atomsep.experiments.optimisers import make_optimiser, set_rate
 from atomsep.experiments.task import Context
 
@@ -39,11 +40,12 @@ class Faces(Gan):
         self,
         context: Context,
         generator: nn.Module,
-        discriminator: nn.Module,
+        discriminator: Discriminator,
         training: Pictures,
         judge: Fidelity,
     ) -> None:
         super().__init__(context, generator, discriminator, training, judge)
+        self.colours = discriminator.colours
         self.shown = min(SHOWN, 2 * context.settings.batch)  # what training has memory for
 
     def make_optimisers(
@@ -85,7 +87,7 @@ class Faces(Gan):
         with self.fabric.autocast():  # a method other than forward may not have it
             logits, gradient = self.discriminator.with_gradient(real)
         factor = self.settings.r1 / 2 * self.settings.r1_every
-        penalty = factor * gradient.square().flatten(1).sum(1).mean()
+        penalty: Tensor = factor * gradient.square().flatten(1).sum(1).mean()
         # The last bias changes no gradient, but data-parallel processes wait for every weight.
         self.fabric.backward(penalty + 0 * logits.sum())
         self.discriminator_optimiser.step()
@@ -134,7 +136,7 @@ class Faces(Gan):
         logits = self.discriminator(images)
         loss, change = adversarial_loss(logits, label), torch.zeros_like(logits[0])
         if self.settings.consistency:
-            colours = self.critic.colours
+            colours = self.colours
             changed = self.discriminator(colours.leave(augment(colours.enter(images))))
             change = self.settings.consistency * mse_loss(changed, logits)
         self.fabric.backward(loss + change)
