@@ -3,10 +3,10 @@
     python -m benchmarks.imagenet_start --folder imagenette
 
 ResNet-50 at 64 pixels, batches of 256, SGD at 0.1, as the experiment trains it; with a learning
-rate that rises over two thirds of the steps (`warm-up`), and with the last norm of every block
-starting at 0 as well (`zero-init`). Printed are the mean and the largest loss of every ten steps,
-and the accuracy on 1,000 held-out images after the last. A loss of log(10) = 2.30 is chance. Adds
-its rows to `results/imagenet_start.csv`. A step takes two seconds of one core.
+rate that rises over two thirds of the steps (`warm-up`), with the last norm of every block
+starting at 0 (`zero-init`), and with both. Printed are the mean and the largest loss of every ten
+steps, and the accuracy on 1,000 held-out images after the last. A loss of log(10) = 2.30 is chance.
+Adds its rows to `results/imagenet_start.csv`. A step takes two seconds of one core.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchvision.models import resnet50
 
 from benchmarks import record
 
-VARIANTS = ("as it is", "warm-up", "warm-up and zero-init")
+VARIANTS = ("as it is", "warm-up", "zero-init", "warm-up and zero-init")
 NORMALISED = [
     transforms.ToTensor(),
     transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
@@ -110,6 +110,7 @@ def accuracy(model: nn.Module, items: Items, image: int) -> float:
 
 
 def main() -> None:
+    """Train all variants, print and record."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True, help="holds train/ and val/")
     parser.add_argument("--steps", type=int, default=74, help="37 are an epoch")
@@ -119,7 +120,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", default=VARIANTS, choices=VARIANTS)
     parser.add_argument("--dry", action="store_true", help="record nothing")
     given = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # with several, sums would depend on their number
     for seed in given.seeds:
         for variant in given.variants:
             row = train(variant, seed, given)

@@ -40,7 +40,7 @@ SLOW = {
     *("cli/test_faithful_command.py", "experiments/test_faithfulness.py"),
     *(
         f"experiments/gan/test_{name}.py"
-        for name in ("evaluation", "faces", "fidelity", "gan", "stacked")
+        for name in ("evaluation", "faces", "faces_runs", "fidelity", "gan", "stacked")
     ),
     *(f"core/test_{name}.py" for name in ("averaging", "distributed", "rank_agreement")),
     *("experiments/images/test_images.py", "experiments/text/test_text.py"),
@@ -50,6 +50,7 @@ SLOW = {
     "integrations/test_sentence_transformers.py",
     *("hooks/test_attach_regimes.py", "hooks/test_compiled.py", "hooks/test_mask_calls.py"),
     *("hooks/test_layout_compiled.py", "hooks/test_layout_models.py"),
+    "experiments/test_compiled.py",
     *("methods/test_method_registry.py", "cli/test_layers_command.py", "test_study_rules.py"),
     "test_zoo.py",
     *("report/test_figures.py", "report/test_report_browser.py"),

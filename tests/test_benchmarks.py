@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks import imagenet, record, styleswin
+from benchmarks import imagenet, imagenet_start, record, styleswin
 
 TOY = [
     *("--batch", "2", "--precision", "32-true", "--set", "size=64", "--set", "width=8"),
@@ -132,4 +132,35 @@ def test_images_per_second_of_imagenet(
         torch.compiler.set_stance("default")
     printed = capsys.readouterr().out
     assert printed.count("'images_per_second'") == 6
+    assert not results.exists()
+
+
+@pytest.mark.parametrize("variant", imagenet_start.VARIANTS)
+def test_the_first_steps_on_imagenette(
+    variant: str,
+    results: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The last norm of each block starts at 0 where the variant says so."""
+    for number in range(12):
+        file = tmp_path / "images" / ("val" if number < 4 else "train") / "ab"[number % 2]
+        file.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 40), (20 * number, 0, 0)).save(file / f"{number}.png")
+    small = ["--image", "32", "--batch", "4", "--steps", "2", "--seeds", "0", "--dry"]
+    words = ["--folder", str(tmp_path / "images"), *small, "--variants", variant]
+    made: list[Any] = []
+    resnet50, zero = imagenet_start.resnet50, imagenet_start.nn.init.zeros_
+    monkeypatch.setattr(
+        imagenet_start, "resnet50", lambda **given: made.append(resnet50(**given)) or made[0]
+    )
+    zeroed: list[int] = []
+    monkeypatch.setattr(
+        imagenet_start.nn.init, "zeros_", lambda each: zeroed.append(id(each)) or zero(each)
+    )
+    start(imagenet_start, monkeypatch, *words)
+    assert f"'variant': '{variant}', 'seed': 0, 'steps': 2" in capsys.readouterr().out
+    ours = {id(norm.weight) for name, norm in made[0].named_modules() if name.endswith("bn3")}
+    assert len(ours & set(zeroed)) == (16 if "zero-init" in variant else 0)  # blocks
     assert not results.exists()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partialmethod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from tiny_runs import read_metrics, run
 from torch._dynamo.testing import CompileCounter
 
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.graphs import Replayed
 from atomsep.experiments.machine import Machine, make_fabric
 from atomsep.experiments.optimisers import set_rate
 from atomsep.experiments.randomness import seed_step
@@ -103,6 +106,42 @@ def test_a_stopped_run_of_a_graph_continues(tmp_path: Path) -> None:
             parts = task.step(batch, 0.5 + 0.01 * number)
             found.append({name: float(value) for name, value in parts.items()})
         assert found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-5), number
+
+
+def test_a_step_with_other_constants_has_a_graph_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first of a kind is computed, the second captured, and each later one replayed."""
+    done: list[Any] = []
+    made: list[Any] = []
+
+    def graph() -> Any:
+        number = len(made)
+        made.append(number)
+        return SimpleNamespace(replay=lambda: done.append(f"replays {number}"))
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    fakes = {
+        "Stream": lambda device: stream,
+        "graph_pool_handle": lambda: None,
+        "current_stream": lambda: stream,
+        "stream": lambda one: nullcontext(),
+        "CUDAGraph": graph,
+        "graph": lambda *given, **options: nullcontext(),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+
+    def compute(batch: torch.Tensor, penalised: bool) -> dict[str, torch.Tensor]:
+        done.append(penalised)
+        return {"loss": torch.tensor(float(penalised))}
+
+    on_layer: Any = SimpleNamespace(strength=None)
+    step = Replayed(compute, torch.device("cpu"), on_layer)
+    for penalised in (True, False, False, False, True, True, False):
+        assert step(torch.zeros(2), penalised)["loss"] == float(penalised)
+    captured = [False, "replays 0", "replays 0", True, "replays 1", "replays 1", "replays 0"]
+    assert done == [True, False, *captured]
 
 
 def test_a_graph_without_a_gpu_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ what was captured, so a step must not decide anything on the host: see `replayed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,15 +18,18 @@ if TYPE_CHECKING:
     from atomsep.experiments.latent import MethodOnLayer
     from atomsep.experiments.task import Context
 
-Compute = Callable[[Any], Mapping[str, Tensor]]
-"""From a batch on the device to the parts of the loss, which train the model on the way."""
+Compute = Callable[..., Mapping[str, Tensor]]
+"""From a batch on the device to the parts of the loss, which train the model on the way.
+
+What it takes besides the batch are constants, such as whether it is a penalty's turn.
+"""
 
 
 def replayed(compute: Compute, context: Context, on_layer: MethodOnLayer) -> Compute:
     """The computation of a step, as a graph if `graph=true` is set.
 
-    It must read nothing but the batch, the models and the global generators, and must not wait
-    for the device.
+    It must read nothing but the batch, its constants, the models and the global generators, and
+    must not wait for the device.
 
     Raises:
         ExperimentError: the run cannot be captured.
@@ -58,9 +61,9 @@ class _Captured(NamedTuple):
 
 
 class Replayed:
-    """A step's computation that is captured once for every shape of batch.
+    """A step's computation that is captured once for every shape of batch, and for all constants.
 
-    The first batch of a shape is computed as usual, which compiles and allocates what the step
+    The first batch of a kind is computed as usual, which compiles and allocates what the step
     needs; the second is captured. Each of them is a step of the training, none is for warming up.
 
     Args:
@@ -75,20 +78,21 @@ class Replayed:
         self.pool = torch.cuda.graph_pool_handle()
         self.seen: dict[tuple[Any, ...], _Captured | None] = {}
 
-    def __call__(self, batch: Any) -> Mapping[str, Tensor]:
+    def __call__(self, batch: Any, *constants: Hashable) -> Mapping[str, Tensor]:
         """Train on one batch; the parts are overwritten by the next."""
         shapes = tuple((each.shape, each.dtype, each.stride()) for each in _tensors(batch))
+        kind = (constants, shapes)
         outside = torch.cuda.current_stream()
         self.stream.wait_stream(outside)
         # All steps run on one stream: autograd remembers on which a gradient was made.
         with torch.cuda.stream(self.stream):
-            if shapes not in self.seen:
-                self.seen[shapes] = None
-                parts = self.compute(batch)
+            if kind not in self.seen:
+                self.seen[kind] = None
+                parts = self.compute(batch, *constants)
             else:
-                captured = self.seen[shapes]
+                captured = self.seen[kind]
                 if captured is None:
-                    captured = self.seen[shapes] = self._capture(batch)
+                    captured = self.seen[kind] = self._capture(batch, constants)
                 for place, value in zip(_tensors(captured.batch), _tensors(batch), strict=True):
                     place.copy_(value)
                 captured.graph.replay()
@@ -96,14 +100,14 @@ class Replayed:
         outside.wait_stream(self.stream)
         return parts
 
-    def _capture(self, batch: Any) -> _Captured:
+    def _capture(self, batch: Any, constants: tuple[Hashable, ...]) -> _Captured:
         from lightning_utilities.core.apply_func import apply_to_collection
 
         graph = torch.cuda.CUDAGraph()
         batch = apply_to_collection(batch, Tensor, torch.clone)
         try:
             with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
-                parts = self.compute(batch)
+                parts = self.compute(batch, *constants)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

@@ -184,3 +184,37 @@ def judge(state: State, images: Tensor) -> Tensor:
     x = active(x, "final_linear.1")
     last = normed(state, "final_linear.2")[0]
     return F.linear(x, last, state["final_linear.2.bias"]).flatten()
+
+
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def changed(pixels: Tensor) -> Tensor:
+    """Images in [0, 1] as the discriminator is to judge them alike, in normalised colours."""
+    count, _, side, _ = pixels.shape
+    flips = torch.rand(count, 1, 1, 1, dtype=pixels.dtype)
+    most = side // 8
+    moves = torch.randint(-most, most + 1, (2, count, 1))
+    light, saturation, contrast = (torch.rand(count, 1, 1, 1, dtype=pixels.dtype) for _ in "lsc")
+    centres = torch.randint(0, side + 1, (2, count, 1))
+    images = []
+    for n, image in enumerate(pixels):
+        image = torch.stack([(c - m) / d for c, m, d in zip(image, MEAN, DEVIATION, strict=True)])
+        if flips[n] < 0.5:
+            image = image.flip(2)
+        out = torch.zeros_like(image)
+        down, right = (int(each) for each in moves[:, n, 0])
+        for y in range(side):
+            for x in range(side):
+                if 0 <= y + down < side and 0 <= x + right < side:
+                    out[:, y, x] = image[:, y + down, x + right]
+        out = out + (light[n, 0] - 0.5)
+        grey = out.mean(0)
+        out = grey + (out - grey) * 2 * saturation[n, 0]
+        out = out.mean() + (out - out.mean()) * (0.5 + contrast[n, 0])
+        top, left = (int(each) - side // 4 for each in centres[:, n, 0])
+        for y in range(max(top, 0), min(top + side // 2, side)):
+            for x in range(max(left, 0), min(left + side // 2, side)):
+                out[:, y, x] = 0
+        images.append(out)
+    return torch.stack(images)

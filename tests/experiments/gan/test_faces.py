@@ -1,36 +1,33 @@
-"""StyleSwin in training: its step by hand, lazy R1, resumption, what a run leaves."""
+"""StyleSwin in training: its step by hand, lazy R1, rates, images, sizes."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import naive_styleswin as naive
 import pytest
 import torch
 from PIL import Image
-from tiny_gans import Means, crashing_at, run, saved_models, steps_kept, tiny
-from tiny_runs import read_metrics
+from tiny_gans import Means
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, softplus
 
-from atomsep import AtomLoss, load_run
+from atomsep import AtomLoss
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan import pictures
 from atomsep.experiments.gan.experiments import FacesSettings
 from atomsep.experiments.gan.features import Features
 from atomsep.experiments.gan.fidelity import Fidelity
 from atomsep.experiments.gan.styleswin.build import find_images, make_networks
-from atomsep.experiments.gan.styleswin.consistency import augment
 from atomsep.experiments.gan.styleswin.faces import Faces
 from atomsep.experiments.gan.styleswin.generator import Generator
 from atomsep.experiments.machine import Machine, make_fabric
 from atomsep.experiments.randomness import seed_step
 from atomsep.experiments.registry import find_experiment, run_key
-from atomsep.experiments.runs import Run, RunKey
 from atomsep.experiments.task import Context
 from atomsep.report.paper import result as papers_result
 
@@ -61,7 +58,10 @@ def trained(task: Faces, steps: int) -> list[dict[str, Tensor]]:
 
 
 def by_hand(task: Faces, steps: int, criterion: AtomLoss | None) -> tuple[Any, Any, Any]:
-    """The published training, written out: both networks, and the generator's average."""
+    """The published training, written out: both networks, and the generator's average.
+
+    The published rates fall from their full values, and R1 has its own update after the first.
+    """
     settings = task.settings
     seed_step(0, "initial weights")
     generator, discriminator = (network.double() for network in make_networks(settings))
@@ -75,6 +75,20 @@ def by_hand(task: Faces, steps: int, criterion: AtomLoss | None) -> tuple[Any, A
     for step, batch in zip(range(steps), task.batches(0, 0), strict=False):
         seed_step(0, "step", 0, step)
         real = ((batch.float() / 255 - 0.5) / 0.5).double()
+        if step > 1:  # of six, from a sixth of them on
+            rate = 1e-3 * (6 - step) / 5
+            for_generator.param_groups[0]["lr"] = rate
+            for_discriminator.param_groups[0]["lr"] = 4 * rate
+        fake = generator(torch.randn(len(real), 8, 1, 1))
+        loss: Any = 0
+        for images, sign in ((real, -1), (fake.detach(), 1)):
+            logits = discriminator(images)
+            loss += softplus(sign * logits).mean()
+            loss += 10 * mse_loss(discriminator.judge(naive.changed((images + 1) / 2)), logits)
+        for_discriminator.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(discriminator.parameters(), 5.0)
+        for_discriminator.step()
         if step % 2 == 0:
             seen = discriminator.colours.enter(real).requires_grad_()
             logits = discriminator.judge(seen)
@@ -82,16 +96,6 @@ def by_hand(task: Faces, steps: int, criterion: AtomLoss | None) -> tuple[Any, A
             for_discriminator.zero_grad()
             (5 / 2 * 2 * slope.square().sum((1, 2, 3)).mean() + 0 * logits.sum()).backward()
             for_discriminator.step()
-        fake = generator(torch.randn(len(real), 8, 1, 1))
-        loss: Any = 0
-        for images, sign in ((real, -1), (fake.detach(), 1)):
-            logits = discriminator(images)
-            loss += softplus(sign * logits).mean()
-            loss += 10 * mse_loss(discriminator(augment(images)), logits)
-        for_discriminator.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(discriminator.parameters(), 5.0)
-        for_discriminator.step()
         for_generator.zero_grad()
         loss = softplus(-discriminator(fake)).mean()
         if criterion is not None:
@@ -116,7 +120,7 @@ def in_float64() -> Iterator[None]:
 @pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize("method", ["plain", "atom"])
 def test_steps_are_those_written_by_hand(method: str) -> None:
-    task = small(method, precision="64-true")
+    task = small(method, precision="64-true", decay_from=1 / 6)
     trained(task, 3)
     expected = by_hand(task, 3, AtomLoss() if method == "atom" else None)
     other = by_hand(task, 3, None if method == "atom" else AtomLoss())
@@ -151,7 +155,8 @@ def test_the_penalty_has_its_turn() -> None:
 
 def test_a_lazy_penalty_weighs_as_much_as_one_in_every_step() -> None:
     """On the average of its turns; and it is the norm of the gradient that `with_gradient` has."""
-    often, seldom = (trained(small(r1_every=every), 1)[0]["r1"] for every in (1, 6))
+    still = {"learning_rate": 0.0}  # it is measured after the update by the loss
+    often, seldom = (trained(small(r1_every=every, **still), 1)[0]["r1"] for every in (1, 6))
     assert float(seldom / often) == pytest.approx(6, rel=1e-6)
 
 
@@ -175,63 +180,24 @@ def test_rates_stay_then_fall_to_zero() -> None:
         assert rates == pytest.approx([1e-3 * share, 3e-3 * share])
 
 
-def quick(method: str = "plain", *settings: str) -> RunKey:
-    """A run in the tiny form whose metrics nobody looks at."""
-    few = ("train_samples=12", "samples=4", "features=tiny_gans:Means")
-    return tiny(FACES, method, 0, *few, *settings)
+def test_rates_fall_without_the_share_of_r1() -> None:
+    """Both networks' second betas and the rates of the constant part allow for R1's updates."""
+    task = small(decay_from=0.5, r1_every=16)
+    optimisers = (task.generator_optimiser, task.discriminator_optimiser)
+    betas = [optimiser.param_groups[0]["betas"] for optimiser in optimisers]
+    assert betas == [(0.0, 0.99), (0.0, pytest.approx(0.99059, abs=1e-5))]
+    [batch, *_] = task.batches(0, 0)
+    for progress, rates in ((0.5, (1e-3, 4e-3 * 16 / 17)), (0.75, (5e-4, 2e-3))):
+        task.step(batch, progress)
+        found = [optimiser.param_groups[0]["lr"] for optimiser in optimisers]
+        assert found == pytest.approx(rates)
 
 
-def test_a_run_and_what_it_leaves(tmp_path: Path) -> None:
-    key = quick("atom", "epochs=2", "evaluate_every=3")
-    result = run(key, tmp_path)
-    lines = read_metrics(key.folder(tmp_path))
-    assert [line["step"] for line in lines] == [3, 6]
-    own = {"discriminator", "generator", "consistency", "method"}
-    assert all(math.isfinite(line[name]) for line in lines for name in own)
-    assert lines[0]["r1"] > 0
-    metrics = {"frechet_Means", "precision", "recall"}
-    assert set(lines[0]["metrics"]) == metrics | {f"ema_{name}" for name in metrics}
-    assert result["files"] == ["samples.png", "importance.png", "atoms.npz"]
-    with Image.open(key.folder(tmp_path) / "samples.png") as image:
-        assert image.size == (3 * 66 + 2, 3 * 66 + 2)  # 8 samples
-    loaded = load_run(key.folder(tmp_path))
-    for averaged in (False, True):
-        generated = loaded.sample(3, averaged=averaged)
-        assert generated.images.shape == (3, 3, 64, 64)
-        assert generated.importance.shape == (3, 32, 32)
-
-
-def test_a_crashed_run_continues_as_if_nothing_had_happened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also in the midst of its falling rates, and between two penalties."""
-    key = quick("atom", "epochs=2", "r1_every=2", "decay_from=0.1")
-    unbroken = run(key, tmp_path / "unbroken")
-    with crashing_at(3, monkeypatch), pytest.raises(MemoryError):
-        run(key, tmp_path / "broken", checkpoint_seconds=0)
-    assert steps_kept(key, tmp_path / "broken", per_epoch=3) == 3
-    again = run(key, tmp_path / "broken")
-    assert again["metrics"] == unbroken["metrics"]
-    models = [saved_models(key, tmp_path / name) for name in ("broken", "unbroken")]
-    assert set(models[0]) == {"generator", "discriminator", "ema"}
-    for name, state in models[0].items():
-        for entry, value in state.items():
-            assert torch.equal(value, models[1][name][entry]), (name, entry)
-
-
-def test_pictures_are_there_while_a_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Drawn at the first evaluation, and again at the next."""
-    key = quick("atom", "epochs=2", "evaluate_every=2")
-    folder = key.folder(tmp_path)
-    with crashing_at(3, monkeypatch), pytest.raises(MemoryError):
-        run(key, tmp_path)
-    assert not Run(folder).result.exists()
-    first = {name: (folder / name).read_bytes() for name in ("samples.png", "importance.png")}
-    run(key, tmp_path)
-    for name, drawn in first.items():
-        assert (folder / name).read_bytes() != drawn, name
+def test_the_average_is_that_of_the_authors() -> None:
+    """After 10,000 images, half of it is left."""
+    default = FacesSettings()
+    assert default.ema ** (10_000 / default.batch) == pytest.approx(0.5)
+    assert default.ema == pytest.approx(0.997784, abs=1e-6)
 
 
 def test_images_come_from_the_folder_that_is_set(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,10 @@ from torch import Tensor, nn
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan.styleswin.attention import WindowAttention
 from atomsep.experiments.gan.styleswin.colours import Colours
-from atomsep.experiments.gan.styleswin.consistency import augment, colour, cut_out, translate
 from atomsep.experiments.gan.styleswin.discriminator import Discriminator, deviation
 from atomsep.experiments.gan.styleswin.filters import haar, inverse_haar
 from atomsep.experiments.gan.styleswin.generator import Generator
-from atomsep.experiments.gan.styleswin.official import from_official
+from atomsep.experiments.gan.styleswin.official import from_official, read_official
 from atomsep.experiments.gan.styleswin.sizes import heads_of
 from atomsep.experiments.gan.styleswin.spectral import SpectralConv
 
@@ -61,6 +62,43 @@ def test_a_published_state_loads(network: str, entries: int) -> None:
     del own[next(iter(own))]
     with pytest.raises(RuntimeError, match="Missing key"):
         model.load_state_dict(own)
+
+
+def test_a_published_file_loads(tmp_path: Path) -> None:
+    """All six parts of it; every entry has a number of its own, kept once for all its elements."""
+
+    def numbered(state: dict[str, Tensor], first: int) -> dict[str, Tensor]:
+        numbers = enumerate(state.items(), first)
+        return {name: torch.full((), float(n)).expand(like.shape) for n, (name, like) in numbers}
+
+    weight = nn.Parameter(torch.ones(2))
+    adam = torch.optim.Adam([weight], betas=(0.0, 0.99))
+    weight.sum().backward()
+    adam.step()
+    networks = {"g": "generator", "g_ema": "generator", "d": "discriminator"}
+    saved: dict[str, Any] = {
+        name: numbered(published_state(network), 1000 * index)
+        for index, (name, network) in enumerate(networks.items())
+    }
+    saved |= {"g_optim": adam.state_dict(), "d_optim": adam.state_dict()}
+    path = tmp_path / "CelebAHQ_256.pt"
+    torch.save({**saved, "args": Namespace(size=256, ttur=True, D_lr=2e-4)}, path)
+    with pytest.raises(pickle.UnpicklingError, match="argparse.Namespace"):
+        torch.load(path, weights_only=True)
+    found = read_official(path)
+    assert set(found) == {*saved, "args"}
+    assert found["args"] == Namespace(size=256, ttur=True, D_lr=2e-4)
+    torch.testing.assert_close(found["d_optim"], saved["d_optim"])
+    for name, network in networks.items():
+        with torch.device("meta"):
+            model = {"generator": Generator, "discriminator": Discriminator}[network](256)
+        model.load_state_dict(from_official(found[name]), assign=True)
+        for entry, value in model.state_dict().items():
+            assert value.shape == saved[name][entry].shape, entry
+            assert value.flatten()[0] == saved[name][entry].flatten()[0], entry
+    torch.save({"args": Path()}, path)
+    with pytest.raises(pickle.UnpicklingError):
+        read_official(path)
 
 
 def shaken(model: Any) -> Any:
@@ -168,45 +206,6 @@ def test_features_that_heads_cannot_share() -> None:
     for features in (100, 160):
         with pytest.raises(ExperimentError, match=f"{features} features cannot be divided"):
             heads_of(features)
-
-
-def test_images_are_changed_each_in_its_own_way() -> None:
-    torch.manual_seed(0)
-    images = torch.rand(32, 3, 16, 16, dtype=torch.float64) + 1
-    torch.manual_seed(0)
-    first = augment(images)
-    assert first.shape == images.shape
-    torch.manual_seed(0)
-    assert torch.equal(augment(images), first)
-    moved = translate(images)
-    for before, after in zip(images[:8], moved, strict=False):
-        places = [
-            (dy, dx)
-            for dy in range(-2, 3)
-            for dx in range(-2, 3)
-            if torch.equal(shifted(before, dy, dx), after)
-        ]
-        assert len(places) == 1
-    cut = cut_out(images) == 0
-    assert (cut == cut[:, :1]).all()
-    areas = cut[:, 0].sum((1, 2))
-    assert areas.min() >= 16
-    assert areas.max() == 64
-    painted = colour(images)
-    grey = painted.mean(1, keepdim=True)
-    ratio = (painted - grey) / (images - images.mean(1, keepdim=True))
-    assert (ratio.amax((1, 2, 3)) - ratio.amin((1, 2, 3))).max() < 1e-8  # one factor per image
-    assert ratio.mean((1, 2, 3)).std() > 0.3
-
-
-def shifted(image: Tensor, dy: int, dx: int) -> Tensor:
-    side = image.shape[-1]
-    out = torch.zeros_like(image)
-    for y in range(side):
-        for x in range(side):
-            if 0 <= y + dy < side and 0 <= x + dx < side:
-                out[:, y, x] = image[:, y + dy, x + dx]
-    return out
 
 
 @pytest.mark.parametrize("half", [False, True])

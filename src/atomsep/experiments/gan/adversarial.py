@@ -132,7 +132,11 @@ class Gan(Task):
         """A step of the discriminator, then one of the generator with the same fakes."""
         if self.average is not None:
             self.average.after(self.steps_done(progress))
-        return self.execute(batch)
+        return self.execute(batch, *self.variant(progress))
+
+    def variant(self, progress: float) -> tuple[bool, ...]:
+        """What `compute` takes besides the batch in the step at this share of the training."""
+        return ()
 
     def steps_done(self, progress: float) -> int:
         """The number of steps before the one that starts at this share of the training."""
@@ -171,7 +175,8 @@ class Gan(Task):
 
     def draw(self, count: int) -> Tensor:
         """The noise of a step, `(count, z, 1, 1)`."""
-        # Every process draws the noise of all and takes its own part, so that no two are equal.
+        # In a run each process has a seed of its own. Where all have the same seed, their parts are
+        # those of one process's noise, as their samples are those of its batch.
         rank, world = self.shard.rank, self.shard.world
         shape = (count * world, self.settings.z, 1, 1)
         return torch.randn(shape, device=self.fabric.device)[rank::world]

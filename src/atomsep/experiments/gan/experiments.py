@@ -28,6 +28,9 @@ NEIGHBOURS = 3
 AVERAGED = "ema_"
 """Start of the names of metrics of the averaged generator."""
 
+HALF_LIFE = 0.5 ** (32 / 10_000)
+"""Decay per step of StyleSwin's average: 10,000 images in batches of 32 halve what it holds."""
+
 TINY = {
     "epochs": 2,
     "evaluate_every": 0,
@@ -120,7 +123,7 @@ class StackedSettings(DcganSettings):
 class FacesSettings(GanSettings):
     """Settings of StyleSwin: those of its authors for CelebA-HQ at 256 px.
 
-    800,000 steps are 853 passes over the 30,000 images of CelebA-HQ.
+    Their 800,000 steps are 853 passes over the 30,000 images of CelebA-HQ, and 114 steps less.
     """
 
     epochs: int = setting(853, "passes over the training images", low=1)
@@ -135,7 +138,7 @@ class FacesSettings(GanSettings):
         0.625, "share of the training after which learning rates fall to 0", low=0, high=1
     )
     ema: float = setting(
-        0.9978, "decay per step of the generator's moving average; 0: none", low=0, high=1
+        HALF_LIFE, "decay per step of the generator's moving average; 0: none", low=0, high=1
     )
     r1: float = setting(
         5.0, "factor gamma of the discriminator's gradient penalty R1; 0: none", low=0

@@ -1,7 +1,8 @@
 """How images are changed for the balanced consistency of a discriminator (Zhao et al., 2021).
 
 Logits should not change with the image's side, colours and place, nor without a part of it. Every
-sample is changed in all ways, each by numbers of its own. All of it happens on the device.
+sample is changed in all ways, each by numbers of its own. All of it happens on the device, in the
+discriminator's normalised colours, where 0 is ImageNet's mean colour.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-BRIGHTNESS = 0.225
-"""Largest change of brightness: half a deviation of ImageNet's colours, in [-1, 1]."""
+BRIGHTNESS = 0.5
+"""Largest change of brightness."""
 
 
 @torch.no_grad()
 def augment(images: Tensor) -> Tensor:
-    """Changed copies of images `(M, C, H, W)` in [-1, 1].
+    """Changed copies of images `(M, C, H, W)` in normalised colours; see `Colours`.
 
     Example:
         >>> augment(torch.zeros(2, 3, 64, 64)).shape

@@ -1,12 +1,12 @@
 """StyleSwin in training, with a method on the generator.
 
 The discriminator's loss is that of all GANs here, plus balanced consistency: its logits should stay
-the same when images are changed. It is penalised by R1 in every 16th step alone, by a step of its
-own and 16 times as strong ("lazy"); Adam's rates allow for the additional steps. It learns faster
-than the generator (two time scales), and its gradient is clipped.
+the same when images are changed. It is penalised by R1 in every 16th step alone, by an update of
+its own after that by its loss, and 16 times as strong ("lazy"); Adam's rates allow for the
+additional updates until they fall. It learns faster than the generator (two time scales), and the
+gradient of its loss is clipped.
 
-Two things differ from the authors' training: both networks use the same fakes in a step, and the
-moving average forgets the untrained weights faster.
+What differs from the authors' training is listed in docs/experiments.md, under "Faces".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from atomsep.experiments.gan.adversarial import SHOWN, Gan, adversarial_loss
 from atomsep.experiments.gan.fidelity import Fidelity
 from atomsep.experiments.gan.pictures import Pictures
 from atomsep.experiments.gan.styleswin.consistency import augment
-from atomsep.experiments.graphs import replayed
+from atomsep.experiments.gan.styleswin.discriminator import Discriminator
 from atomsep.experiments.optimisers import make_optimiser, set_rate
 from atomsep.experiments.task import Context
 
@@ -40,61 +40,66 @@ class Faces(Gan):
         self,
         context: Context,
         generator: nn.Module,
-        discriminator: nn.Module,
+        discriminator: Discriminator,
         training: Pictures,
         judge: Fidelity,
     ) -> None:
         super().__init__(context, generator, discriminator, training, judge)
+        self.colours = discriminator.colours
         self.shown = min(SHOWN, 2 * context.settings.batch)  # what training has memory for
-        self.penalise = replayed(self.compute_penalty, context, self.on_layer)
 
     def make_optimisers(
         self, context: Context, *networks: nn.Module
     ) -> Sequence[torch.optim.Optimizer]:
         """Adam for generator and discriminator, each at its own rate."""
         settings = context.settings
-        # R1's own steps change the weights too: together they are to do as much as without.
+        # R1's own updates change the weights too: together they are to do as much as without.
         share = settings.r1_every / (settings.r1_every + 1) if settings.r1 else 1.0
-        self.rates = (settings.learning_rate, settings.learning_rate * settings.rate_factor * share)
-        self.decay = 1.0
+        rates = (settings.learning_rate, settings.learning_rate * settings.rate_factor * share)
         betas = ((0.0, SECOND_BETA), (0.0, SECOND_BETA**share))
         return [
             make_optimiser(torch.optim.Adam, network.parameters(), context, rate, betas=pair)
-            for network, rate, pair in zip(networks, self.rates, betas, strict=True)
+            for network, rate, pair in zip(networks, rates, betas, strict=True)
         ]
 
     def step(self, batch: Tensor, progress: float) -> Mapping[str, Tensor]:
-        """R1 if it is its turn, then a step of the discriminator, then one of the generator."""
+        """A step of the discriminator, with R1 if it is its turn, then one of the generator."""
         self._set_rates(progress)
-        penalty: Mapping[str, Tensor] = {}
-        if self.settings.r1 and self.steps_done(progress) % self.settings.r1_every == 0:
-            penalty = self.penalise(batch)
-        return {**penalty, **super().step(batch, progress)}
+        return super().step(batch, progress)
+
+    def variant(self, progress: float) -> tuple[bool, ...]:
+        """Whether it is R1's turn."""
+        every = self.settings.r1_every
+        return (bool(self.settings.r1) and self.steps_done(progress) % every == 0,)
 
     def _set_rates(self, progress: float) -> None:
-        start = self.settings.decay_from
-        decay = (1 - progress) / (1 - start) if progress > start else 1.0
-        if decay == self.decay:
+        """Let the rates fall, both from their full values: as published, without R1's share."""
+        settings, start = self.settings, self.settings.decay_from
+        if progress <= start:
             return
-        self.decay = decay
-        optimisers = (self.generator_optimiser, self.discriminator_optimiser)
-        for optimiser, rate in zip(optimisers, self.rates, strict=True):
-            set_rate(optimiser, decay * rate)
+        rate = settings.learning_rate * (1 - progress) / (1 - start)
+        set_rate(self.generator_optimiser, rate)
+        set_rate(self.discriminator_optimiser, rate * settings.rate_factor)
 
-    def compute_penalty(self, batch: Tensor) -> Mapping[str, Tensor]:
-        """A step of the discriminator on R1 alone; the mean over all steps is R1 itself."""
+    def _penalise(self, real: Tensor) -> Tensor:
+        """Update the discriminator by R1 alone; the mean over all steps is R1 itself."""
         self.discriminator_optimiser.zero_grad()
         with self.fabric.autocast():  # a method other than forward may not have it
-            logits, gradient = self.discriminator.with_gradient(self.enter(batch))
+            logits, gradient = self.discriminator.with_gradient(real)
         factor = self.settings.r1 / 2 * self.settings.r1_every
-        penalty = factor * gradient.square().flatten(1).sum(1).mean()
+        penalty: Tensor = factor * gradient.square().flatten(1).sum(1).mean()
         # The last bias changes no gradient, but data-parallel processes wait for every weight.
         self.fabric.backward(penalty + 0 * logits.sum())
         self.discriminator_optimiser.step()
-        return {"r1": penalty.detach()}
+        return penalty.detach()
 
-    def compute(self, batch: Tensor) -> Mapping[str, Tensor]:
-        """All work of a step but R1, on the device alone; see `Gan.compute`."""
+    def compute(self, batch: Tensor, penalised: bool = False) -> Mapping[str, Tensor]:
+        """All work of a step, on the device alone; see `Gan.compute`.
+
+        Args:
+            batch: images as bytes.
+            penalised: whether it is R1's turn.
+        """
         real = self.enter(batch)
         fake = self.generator(self.draw(len(real)))
 
@@ -109,6 +114,7 @@ class Faces(Gan):
             error_if_nonfinite=False,
         )
         self.discriminator_optimiser.step()
+        penalty = {"r1": self._penalise(real)} if penalised else {}
 
         self.generator_optimiser.zero_grad()
         generator_loss = adversarial_loss(self.judge_fixed(fake), 1.0)
@@ -123,14 +129,15 @@ class Faces(Gan):
         }
         if self.settings.consistency:
             losses["consistency"] = judged[0][1] + judged[1][1]
-        return {**losses, **method}
+        return {**losses, **penalty, **method}
 
     def _judge(self, images: Tensor, label: float) -> tuple[Tensor, Tensor]:
         """Backpropagate the discriminator's loss of real images or fakes; returns its parts."""
         logits = self.discriminator(images)
         loss, change = adversarial_loss(logits, label), torch.zeros_like(logits[0])
         if self.settings.consistency:
-            changed = self.discriminator(augment(images))
+            colours = self.colours
+            changed = self.discriminator(colours.leave(augment(colours.enter(images))))
             change = self.settings.consistency * mse_loss(changed, logits)
         self.fabric.backward(loss + change)
         return loss.detach(), change.detach()
