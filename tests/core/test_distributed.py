@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from rank_models import TOKENS, Model, batch, make
+from rank_models import Model, batch, make
 from ranks import Ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from atomsep import AtomLoss, attach, use_kernels
+from atomsep import attach, use_kernels
 from atomsep.core import distributed, kernels
-from atomsep.core.layout import Layout
-from atomsep.functional import coulomb
 
 SIZES = [(6,), (4, 4), (5, 1, 7), (5, 0, 7), (1, 1), (3, 1, 0, 6)]
 
@@ -185,58 +183,6 @@ def test_a_rank_whose_layer_did_not_run_takes_part(four: Ranks) -> None:
     for answer in four.run(leaving_out):
         assert not isinstance(answer, str), answer
         assert answer[0] == pytest.approx(answer[1], rel=1e-12)
-
-
-def drawing(rank: int, sizes: tuple[int, ...]) -> Any:
-    x, _ = batch(sum(sizes), torch.float64)
-    model, [attachment] = make({"losses": [{"pairs": "sampled", "seed": 5}]})
-    model(x.split(sizes)[rank])
-    loss = attachment.loss()
-    loss.backward()
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= len(sizes)
-    return loss.item(), model.second.weight.grad, attachment.criterion.draws
-
-
-def test_sampled_pairs_are_drawn_from_all_samples(four: Ranks) -> None:
-    """The expected loss is computed pair by pair from the definition."""
-    sizes = (3, 1, 0, 6)
-    answers = four.run(drawing, sizes)
-    model, [attachment] = make({"losses": [{"pairs": "sampled", "seed": 5}]})
-    samples = sum(sizes)
-    draw = torch.rand(
-        *(2, len(sizes) * max(sizes)),
-        generator=attachment.criterion._generator(torch.device("cpu")),
-        dtype=torch.float64,
-    )[:, :samples].tolist()
-    attachment.detach()
-    x, _ = batch(samples, torch.float64)
-    latent = model._hidden(x)
-    statistics = AtomLoss(group=None).measure(latent, None, Layout()).statistics
-    energies = []
-    for one, two in zip(*draw, strict=True):
-        a = int(one * samples)
-        b = (a + 1 + int(two * (samples - 1))) % samples
-        assert a != b
-        net, plus, minus = (
-            column / TOKENS
-            for column in (statistics.charge_sum, statistics.protons, statistics.electrons)
-        )
-        distance = torch.linalg.vector_norm(statistics.nucleus[a] - statistics.nucleus[b])
-        radius = (statistics.radius[a] + statistics.radius[b]) / 2
-        opposite = plus[a] * minus[b] + minus[a] * plus[b]
-        soft = torch.hypot(distance, torch.tensor(attachment.criterion.terms.softening))
-        energies.append(coulomb(net[a] * net[b], opposite, radius, soft))
-    q = torch.tanh(latent[..., 0] / 2)
-    constraints = q.mean(1).square() + (q.square().mean(1) - 2 / 3).square()
-    expected = 0.7 * (torch.stack(energies).mean() + constraints.mean())
-    expected.backward()
-    for value, gradient, draws in answers:
-        assert value == pytest.approx(expected.item(), rel=1e-12)
-        torch.testing.assert_close(gradient, model.second.weight.grad, rtol=1e-10, atol=1e-14)
-        assert draws == 1
 
 
 def parallelised(model: nn.Module, kind: str, rank: int, size: int) -> Any:
