@@ -25,7 +25,7 @@ from torch import Tensor
 
 from atomsep.core.averaging import Maps
 from atomsep.core.backend import backend_of
-from atomsep.core.handshake import check_order, compare, connect_hosts
+from atomsep.core.handshake import check_order, compare, connect_hosts, largest_of_hosts
 from atomsep.core.reference import constraint_terms, listed_energy
 from atomsep.core.statistics import FIELDS, Statistics, Terms
 
@@ -142,9 +142,8 @@ class Link:
         """
         samples, width = table.shape
         if self.hosts is not None:
-            largest = torch.tensor([samples, self.number, -self.number], device="cpu")
-            self.hosts.allreduce([largest], dist.ReduceOp.MAX).wait()
-            most, highest, negated = largest.tolist()  # an int() would look like a wait in traces
+            numbers = [samples, self.number, -self.number]
+            most, highest, negated = largest_of_hosts(self.hosts, numbers)
             check_order(self.group, self.number, -negated, highest)
             self.capacity = max(self.capacity, most)
         height = 1 + self.capacity
@@ -159,8 +158,8 @@ class Link:
         blocks = everything.view(self.size, height, width + 1)
         sizes = blocks[:, 0, 0]
         if self.hosts is None:
-            numbers = blocks[:, 0, 1]
-            check_order(self.group, self.number, int(numbers.min()), int(numbers.max()))
+            lowest, highest = blocks[:, 0, 1].aminmax()
+            check_order(self.group, self.number, int(lowest), int(highest))
             if sizes.max() > self.capacity:
                 self.capacity = int(sizes.max())
                 return self.gather(table, count)

@@ -64,6 +64,14 @@ def compare(group: Any, about: dict[str, Any], samples: int) -> tuple[int, list[
     return number, [count for _, count in answers]
 
 
+def largest_of_hosts(hosts: Any, numbers: list[int]) -> list[int]:
+    """The largest of each number that a host has; waits for the other hosts, and for no device."""
+    tensor = torch.tensor(numbers, device="cpu")
+    hosts.allreduce([tensor], dist.ReduceOp.MAX).wait()
+    largest: list[int] = tensor.tolist()  # an int() would look like a wait for a device in a trace
+    return largest
+
+
 def check_order(group: Any, own: int, lowest: int, highest: int) -> None:
     """Raise unless all ranks mean the same link now.
 
