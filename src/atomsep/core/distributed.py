@@ -66,6 +66,12 @@ class Ranks:
             return False
         return dist.get_world_size(self._handle) > 1
 
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over the processes, each of which must ask, after their first loss."""
+        summed = values.to(next(iter(self.links.values())).device, copy=True)
+        dist.all_reduce(summed, group=self._handle)
+        return summed
+
     @property
     def _handle(self) -> Any:
         return None if self.group == "world" else self.group
@@ -127,7 +133,7 @@ class Link:
     def __init__(
         self, ranks: Ranks, about: dict[str, Any], samples: int, device: torch.device
     ) -> None:
-        self.ranks, self.group = ranks, ranks._handle
+        self.ranks, self.group, self.device = ranks, ranks._handle, device
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.number, sizes = compare(self.group, about, samples)
         self.capacity = max(1, *sizes)
