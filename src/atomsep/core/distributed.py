@@ -164,8 +164,8 @@ class Link:
         blocks = everything.view(self.size, height, width + 1)
         sizes = blocks[:, 0, 0]
         if self.hosts is None:
-            lowest, highest = blocks[:, 0, 1].aminmax()
-            check_order(self.group, self.number, int(lowest), int(highest))
+            ends = blocks[:, 0, 1].aminmax()
+            check_order(self.group, self.number, int(ends.min), int(ends.max))
             if sizes.max() > self.capacity:
                 self.capacity = int(sizes.max())
                 return self.gather(table, count)
