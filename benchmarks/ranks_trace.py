@@ -4,7 +4,8 @@ Steady training steps are profiled, with pairs within the rank and over all rank
 over NCCL goes through the same exchange as several; two ranks on one GPU are tried too, which NCCL
 may refuse. Synchronising calls per step are counted, by the names that the profiler gives them.
 The rows of one rank are timed too, by the kernels and by plain PyTorch. Without a GPU, gloo runs
-the same at a toy size. Writes `results/ranks_trace.csv` and, on a GPU, `results/ranks_rows.csv`.
+the same at a toy size, and the hosts exchange sizes as they do for GPUs. Writes
+`results/ranks_trace.csv` and, on a GPU, `results/ranks_rows.csv`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from atomsep import AtomLoss, attach
-from atomsep.core import kernels, plain
+from atomsep.core import distributed, kernels, plain
 from atomsep.core.distributed import Ranks
 from atomsep.core.statistics import Terms
 from benchmarks import record
@@ -50,6 +51,8 @@ def profile(rank: int, answers: dict[str, dict[str, float]]) -> None:
     device = torch.device("cuda:0" if gpu else "cpu")
     batch, size = (64, 128) if gpu else (4, 32)
     Ranks.several = property(lambda ranks: ranks.group is not None)  # type: ignore[assignment, method-assign]
+    if not gpu:
+        distributed._at_hand = lambda device: False
     activities = [torch.profiler.ProfilerActivity.CPU]
     if gpu:
         activities.append(torch.profiler.ProfilerActivity.CUDA)

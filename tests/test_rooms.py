@@ -32,7 +32,7 @@ CORE = [
     ["kernels"],
     ["backend"],
     ["node"],
-    ["handshake", "averaging"],
+    ["handshake", "averaging", "drawing"],
     ["distributed"],
     ["loss"],
 ]

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from rank_models import TOKENS, Model, batch, make
+from rank_models import Model, batch, make
 from ranks import Ranks
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from atomsep import AtomLoss, attach, use_kernels
+from atomsep import attach, use_kernels
 from atomsep.core import distributed, kernels
-from atomsep.core.layout import Layout
-from atomsep.functional import coulomb
 
 SIZES = [(6,), (4, 4), (5, 1, 7), (5, 0, 7), (1, 1), (3, 1, 0, 6)]
 
@@ -105,6 +101,10 @@ IN_FLOAT32: dict[str, tuple[dict[str, Any], float]] = {
     "float32": ({"dtype": torch.float32}, 2e-5),
     "autocast": ({"dtype": torch.float32, "autocast": True}, 2e-2),
     "kernels": ({"dtype": torch.float32, "kernels": "triton"}, 2e-5),
+    "kernels with learned maps": (
+        {"dtype": torch.float32, "kernels": "triton", "maps": True, "masked": True},
+        2e-5,
+    ),
 }
 
 
@@ -115,12 +115,13 @@ def test_it_is_in_every_regime(four: Ranks, name: str, sizes: tuple[int, ...]) -
 
 
 @pytest.mark.parametrize("name", IN_FLOAT32)
-def test_it_is_in_lower_precision(four: Ranks, name: str) -> None:
+@pytest.mark.parametrize("sizes", [(5, 1, 7), (5, 0, 7)], ids=str)
+def test_it_is_in_lower_precision(four: Ranks, name: str, sizes: tuple[int, ...]) -> None:
     """The kernels run in Triton's interpreter."""
-    if name == "kernels" and not (kernels._FOUND and kernels._INTERPRETED):
+    if name.startswith("kernels") and not (kernels._FOUND and kernels._INTERPRETED):
         pytest.skip("the kernels read tensors on the CPU only in Triton's interpreter")
     case, tolerance = IN_FLOAT32[name]
-    check(four.run(on_ranks, (5, 1, 7), case), tolerance)
+    check(four.run(on_ranks, sizes, case), tolerance)
 
 
 def growing(rank: int, at_hand: bool, pairs: str) -> Any:
@@ -185,114 +186,6 @@ def test_a_rank_whose_layer_did_not_run_takes_part(four: Ranks) -> None:
     for answer in four.run(leaving_out):
         assert not isinstance(answer, str), answer
         assert answer[0] == pytest.approx(answer[1], rel=1e-12)
-
-
-def drawing(rank: int, sizes: tuple[int, ...]) -> Any:
-    x, _ = batch(sum(sizes), torch.float64)
-    model, [attachment] = make({"losses": [{"pairs": "sampled", "seed": 5}]})
-    model(x.split(sizes)[rank])
-    loss = attachment.loss()
-    loss.backward()
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= len(sizes)
-    return loss.item(), model.second.weight.grad, attachment.criterion.draws
-
-
-def test_sampled_pairs_are_drawn_from_all_samples(four: Ranks) -> None:
-    """The expected loss is computed pair by pair from the definition."""
-    sizes = (3, 1, 0, 6)
-    answers = four.run(drawing, sizes)
-    model, [attachment] = make({"losses": [{"pairs": "sampled", "seed": 5}]})
-    samples = sum(sizes)
-    draw = torch.rand(
-        *(2, len(sizes) * max(sizes)),
-        generator=attachment.criterion._generator(torch.device("cpu")),
-        dtype=torch.float64,
-    )[:, :samples].tolist()
-    attachment.detach()
-    x, _ = batch(samples, torch.float64)
-    latent = model._hidden(x)
-    statistics = AtomLoss(group=None).measure(latent, None, Layout()).statistics
-    energies = []
-    for one, two in zip(*draw, strict=True):
-        a = int(one * samples)
-        b = (a + 1 + int(two * (samples - 1))) % samples
-        assert a != b
-        net, plus, minus = (
-            column / TOKENS
-            for column in (statistics.charge_sum, statistics.protons, statistics.electrons)
-        )
-        distance = torch.linalg.vector_norm(statistics.nucleus[a] - statistics.nucleus[b])
-        radius = (statistics.radius[a] + statistics.radius[b]) / 2
-        opposite = plus[a] * minus[b] + minus[a] * plus[b]
-        soft = torch.hypot(distance, torch.tensor(attachment.criterion.terms.softening))
-        energies.append(coulomb(net[a] * net[b], opposite, radius, soft))
-    q = torch.tanh(latent[..., 0] / 2)
-    constraints = q.mean(1).square() + (q.square().mean(1) - 2 / 3).square()
-    expected = 0.7 * (torch.stack(energies).mean() + constraints.mean())
-    expected.backward()
-    for value, gradient, draws in answers:
-        assert value == pytest.approx(expected.item(), rel=1e-12)
-        torch.testing.assert_close(gradient, model.second.weight.grad, rtol=1e-10, atol=1e-14)
-        assert draws == 1
-
-
-def parallelised(model: nn.Module, kind: str, rank: int, size: int) -> Any:
-    """The model as a library for data-parallel training wraps it, in the group that exists."""
-    if kind == "ddp":
-        return DistributedDataParallel(model)
-    if kind == "fsdp":
-        from torch.distributed.fsdp import fully_shard
-
-        return fully_shard(model)
-    # As torchrun tells them.
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
-    os.environ.update(LOCAL_WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
-    if kind == "fabric":
-        from lightning.fabric import Fabric
-
-        fabric = Fabric(accelerator="cpu", devices=size, strategy="ddp")
-        fabric.launch()
-        return fabric.setup(model)
-    from accelerate import Accelerator
-
-    return Accelerator(cpu=True).prepare(model)
-
-
-def wrapped(rank: int, kind: str) -> Any:
-    """Ten steps of a data-parallel model; returns its last weights and those of one process."""
-    sizes = (3, 1, 2, 4)
-    model, attachments = make({"dtype": torch.float32})
-    parallel = parallelised(model, kind, rank, len(sizes))
-    alone, theirs = make({"dtype": torch.float32}, group=None)
-    assert parallel is not model or kind == "fsdp"
-    optimisers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (parallel, alone)]
-    for step in range(10):
-        x, _ = batch(sum(sizes), torch.float32, step)
-        for run, held, part, optimiser in (
-            (parallel, attachments, x.split(sizes)[rank], optimisers[0]),
-            (alone, theirs, x, optimisers[1]),
-        ):
-            # The task's loss: a sum over samples, which data-parallel training divides by 4.
-            factor = 4 if run is parallel else 1
-            task = factor * run(part).square().mean(1).sum() / sum(sizes)
-            optimiser.zero_grad()
-            (task + held[0].loss()).backward()
-            optimiser.step()
-    weight = model.second.weight
-    found = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
-    return found.detach().clone(), alone.second.weight.detach().clone()
-
-
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fabric", "accelerate"])
-def test_data_parallel_training_equals_one_process(four: Ranks, kind: str) -> None:
-    if kind == "fsdp" and torch.__version__ < "2.7":
-        pytest.skip("fully_shard fails on the CPU in PyTorch 2.6")
-    for answer in four.run(wrapped, kind):
-        assert not isinstance(answer, str), answer
-        torch.testing.assert_close(*answer, rtol=1e-4, atol=1e-6)
 
 
 def reading(rank: int, sizes: tuple[int, ...]) -> Any:

@@ -181,5 +181,7 @@ def test_states_without_draws() -> None:
     loss = AtomLoss.paper()
     loss.load_state_dict({})
     assert loss.draws == 0
+    loss.load_state_dict({"draws": torch.tensor(3)})  # before ranks had a count of their own
+    assert (loss.draws, loss.pair_draws) == (3, 0)
     with pytest.raises(RuntimeError, match="Unexpected key"):
         AtomLoss().load_state_dict({"draws": torch.tensor(3)})

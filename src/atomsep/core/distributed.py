@@ -10,7 +10,8 @@ Data-parallel training divides the sum of all gradients by the number of ranks. 
 is the gradient of one process on the concatenated batch, each rank's is multiplied by it here.
 
 Ranks may have different numbers of samples, also none. All send a block of the same height, and its
-first row says how many of the others stand for samples, so no number has to leave the device.
+first row says how many of the others stand for samples, so no number has to leave the device. It
+says of which layer they are, too: ranks that ask for losses in different orders must not mix them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from atomsep.core.averaging import Maps
 from atomsep.core.backend import backend_of
-from atomsep.core.handshake import compare, connect_hosts
+from atomsep.core.handshake import check_order, compare, connect_hosts, largest_of_hosts
 from atomsep.core.reference import constraint_terms, listed_energy
 from atomsep.core.statistics import FIELDS, Statistics, Terms
 
@@ -64,6 +65,12 @@ class Ranks:
         if self.group is None or not (dist.is_available() and dist.is_initialized()):
             return False
         return dist.get_world_size(self._handle) > 1
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over the processes, each of which must ask, after their first loss."""
+        summed = values.to(next(iter(self.links.values())).device, copy=True)
+        dist.all_reduce(summed, group=self._handle)
+        return summed
 
     @property
     def _handle(self) -> Any:
@@ -110,7 +117,8 @@ class Link:
     The first exchange makes sure that all ranks mean the same loss, and agrees on the height of the
     blocks: the largest number of samples that a rank has then. Where a rank has more later, the
     blocks grow. On the CPU the ranks see that in the blocks, and exchange higher ones. A GPU cannot
-    be asked without waiting for it, so there the hosts tell each other beforehand, over gloo.
+    be asked without waiting for it, so there the hosts tell each other beforehand, over gloo. With
+    the sizes they compare the links' numbers.
 
     Args:
         ranks: the processes.
@@ -125,22 +133,29 @@ class Link:
     def __init__(
         self, ranks: Ranks, about: dict[str, Any], samples: int, device: torch.device
     ) -> None:
-        self.ranks, self.group = ranks, ranks._handle
+        self.ranks, self.group, self.device = ranks, ranks._handle, device
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
-        self.capacity = max(1, *compare(self.group, about, samples))
+        self.number, sizes = compare(self.group, about, samples)
+        self.capacity = max(1, *sizes)
         self.hosts = None if _at_hand(device) else connect_hosts(self.group)
 
     @torch.no_grad()
     def gather(self, table: Tensor, count: Tensor) -> Everyone:
-        """The statistics of all ranks."""
+        """The statistics of all ranks.
+
+        Raises:
+            RuntimeError: another rank asks for the statistics of another layer.
+        """
         samples, width = table.shape
         if self.hosts is not None:
-            largest = torch.tensor([samples], device="cpu")
-            self.hosts.allreduce([largest], dist.ReduceOp.MAX).wait()
-            self.capacity = max(self.capacity, int(largest))
+            numbers = [samples, self.number, -self.number]
+            most, highest, negated = largest_of_hosts(self.hosts, numbers)
+            check_order(self.group, self.number, -negated, highest)
+            self.capacity = max(self.capacity, most)
         height = 1 + self.capacity
         block = table.new_zeros(height, width + 1)
         block[0, 0].fill_(samples)  # an assignment would copy from the host, which waits
+        block[0, 1].fill_(self.number)
         if samples <= self.capacity:
             block[1 : 1 + samples, :width] = table
             block[1 : 1 + samples, width] = count
@@ -148,9 +163,12 @@ class Link:
         dist.all_gather_into_tensor(everything, block, group=self.group)
         blocks = everything.view(self.size, height, width + 1)
         sizes = blocks[:, 0, 0]
-        if self.hosts is None and sizes.max() > self.capacity:
-            self.capacity = int(sizes.max())
-            return self.gather(table, count)
+        if self.hosts is None:
+            ends = blocks[:, 0, 1].aminmax()
+            check_order(self.group, self.number, int(ends.min), int(ends.max))
+            if sizes.max() > self.capacity:
+                self.capacity = int(sizes.max())
+                return self.gather(table, count)
         rows = blocks[:, 1:].flatten(0, 1)
         place = torch.arange(self.capacity, device=table.device)
         absent = (place >= sizes.unsqueeze(1)).flatten()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
@@ -23,22 +23,24 @@ LOST = (
     "process that hosts their store, usually rank 0, may have ended"
 )
 
-_exchanges: Counter[str] = Counter()
-"""How many links the ranks of a group have made, by the group's name."""
+_links: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+"""What the links that the ranks of a group have made are about, by the group's name."""
 
 _hosts: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Gloo groups of the hosts, by group."""
 
 
-def compare(group: Any, about: dict[str, Any], samples: int) -> list[int]:
-    """Compare what the ranks are about; returns how many samples each has.
+def compare(group: Any, about: dict[str, Any], samples: int) -> tuple[int, list[int]]:
+    """Compare what the ranks are about; returns the link's number and each rank's samples.
 
     It goes through the store that the ranks met in, not through a collective: a rank that never
     comes is named, and ranks that disagree about the size of a collective cannot hang.
     """
     members, store = _members(group), dist.distributed_c10d._get_default_store()
-    _exchanges[members.group_name] += 1
-    start = f"atomsep/{members.group_name}/{_exchanges[members.group_name]}"
+    links = _links[members.group_name]
+    links.append(about)
+    number = len(links)
+    start = f"atomsep/{members.group_name}/{number}"
     ranks = dist.get_process_group_ranks(members)
     try:
         store.set(f"{start}/{dist.get_rank()}", json.dumps([about, samples]))
@@ -51,15 +53,54 @@ def compare(group: Any, about: dict[str, Any], samples: int) -> list[int]:
         answers.append(json.loads(store.get(key)))
     for other, (theirs, _) in zip(ranks, answers, strict=True):
         ours = answers[0][0]
-        for what in dict.fromkeys([*ours, *theirs]):
-            if theirs.get(what) != ours.get(what):
-                raise RuntimeError(
-                    f"the ranks do not have the same atom loss: {what} is {ours.get(what)!r} on "
-                    f"rank {ranks[0]} and {theirs.get(what)!r} on rank {other}. Attach to the same "
-                    f"layers with the same settings, in the same order, on every rank; create "
-                    f"learned maps from the same seed, or load the same weights into them"
-                )
-    return [count for _, count in answers]
+        what = _difference(ours, theirs)
+        if what is not None:
+            raise RuntimeError(
+                f"the ranks do not have the same atom loss: {what} is {ours.get(what)!r} on "
+                f"rank {ranks[0]} and {theirs.get(what)!r} on rank {other}. Attach to the same "
+                f"layers with the same settings, in the same order, on every rank; create "
+                f"learned maps from the same seed, or load the same weights into them"
+            )
+    return number, [count for _, count in answers]
+
+
+def largest_of_hosts(hosts: Any, numbers: list[int]) -> list[int]:
+    """The largest of each number that a host has; waits for the other hosts, and for no device."""
+    tensor = torch.tensor(numbers, device="cpu")
+    hosts.allreduce([tensor], dist.ReduceOp.MAX).wait()
+    largest: list[int] = tensor.tolist()  # an int() would look like a wait for a device in a trace
+    return largest
+
+
+def check_order(group: Any, own: int, lowest: int, highest: int) -> None:
+    """Raise unless all ranks mean the same link now.
+
+    Args:
+        group: of the ranks.
+        own: the number of this rank's link.
+        lowest: that of any rank's.
+        highest: likewise.
+    """
+    if lowest == highest:
+        return
+    links = _links[_members(group).group_name]
+    other = highest if own == lowest else lowest
+    ours, theirs = links[own - 1], links[other - 1]
+    what = _difference(ours, theirs)
+    if what is None:
+        how = f"number {own} here and number {other} on another rank, in the order of the first"
+    else:
+        how = f"{what} is {ours.get(what)!r} here and {theirs.get(what)!r} on another rank"
+    raise RuntimeError(
+        f"the ranks do not ask for the same atom loss: {how}. Call loss() of the attachments in "
+        f"the same order on every rank, in every step (rank {dist.get_rank()})"
+    )
+
+
+def _difference(ours: dict[str, Any], theirs: dict[str, Any]) -> str | None:
+    """What differs first."""
+    names = dict.fromkeys([*ours, *theirs])
+    return next((name for name in names if ours.get(name) != theirs.get(name)), None)
 
 
 def connect_hosts(group: Any) -> Any:

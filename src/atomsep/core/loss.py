@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from atomsep import checks
 from atomsep.checks import Norm, PositionMap, Scale, ScoreMap
 from atomsep.core.distributed import Ranks, loss_of_all, loss_of_drawn
+from atomsep.core.drawing import draw_pairs, draw_tokens, generator_of
 from atomsep.core.handshake import checksum
 from atomsep.core.layout import Layout
 from atomsep.core.node import Measured, measure
@@ -103,7 +103,7 @@ class AtomLoss(nn.Module):
         self.pairs = pairs
         self.tokens = tokens
         self.seed = checks.whole("seed", seed, "a whole number")
-        self.draws = 0
+        self.draws = self.pair_draws = 0
         self.ranks = Ranks(group)
 
     @classmethod
@@ -141,7 +141,8 @@ class AtomLoss(nn.Module):
         if self.ranks.several:
             return self._of_all_ranks(statistics, weight, layer)
         if self.pairs == "sampled":
-            pairs = self._draw_pairs(len(statistics.count), statistics.count.device)
+            samples, device = len(statistics.count), statistics.count.device
+            pairs = draw_pairs(samples, device, self._generator(device))
             return weight * pair_loss(statistics, self.terms, pairs)
         ready = statistics.ready
         if ready is None or ready.terms != self.terms:
@@ -186,7 +187,9 @@ class AtomLoss(nn.Module):
         if drawn:
             with torch.no_grad():
                 charge = self.importance(tokens, mask)
-            tokens, mask = self._draw_tokens(tokens, mask)
+            assert self.tokens is not None
+            generator = self._generator(tokens.device)
+            tokens, mask = draw_tokens(tokens, mask, self.tokens, generator)
             count = checks.count_tokens(tokens, mask)
         with torch.autocast(source.device.type, enabled=False):
             wide = widen(tokens)
@@ -229,16 +232,21 @@ class AtomLoss(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in plain.items())
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Sampling goes on where it was: the number of draws belongs to the state."""
+        """Sampling goes on where it was: the numbers of draws belong to the state."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.samples:
-            destination[f"{prefix}draws"] = torch.tensor(self.draws)
+        for name in self._counts:
+            destination[prefix + name] = torch.tensor(getattr(self, name))
 
     def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
-        draws = state.pop(f"{prefix}draws", None) if self.samples else None
-        if draws is not None:
-            self.draws = int(draws)
+        for name in self._counts:
+            if prefix + name in state:
+                setattr(self, name, int(state.pop(prefix + name)))
         super()._load_from_state_dict(state, prefix, *rest)
+
+    @property
+    def _counts(self) -> tuple[str, ...]:
+        """What the state has beside the maps."""
+        return ("draws", "pair_draws") if self.samples else ()
 
     @property
     def feature(self) -> int | None:
@@ -266,37 +274,22 @@ class AtomLoss(nn.Module):
         def at_first() -> dict[str, Any]:
             return {
                 "weight": float(weight),
+                "the number of draws of pairs": self.pair_draws,
                 "the checksum of its maps": checksum(self.parameters()),
             }
 
         link = self.ranks.link(statistics, at_first, **settings)
         if self.pairs == "all":
             return loss_of_all(statistics, self.terms, weight, link)
-        generator = self._generator(statistics.table.device)
+        generator = self._generator_of_ranks(statistics.table.device)
         return weight * loss_of_drawn(statistics, self.terms, link, generator)
 
     def _generator(self, device: torch.device) -> torch.Generator:
         """A generator for one draw, fixed by the seed and the number of draws before it."""
         self.draws += 1
-        # Hashed: the CPU's generator reads only the low 32 bits of its seed.
-        key = hashlib.blake2b(f"{self.seed} {self.draws}".encode(), digest_size=8).digest()
-        return torch.Generator(device).manual_seed(int.from_bytes(key, "little"))
+        return generator_of(f"{self.seed} {self.draws}", device)
 
-    def _draw_pairs(self, samples: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        generator = self._generator(device)
-        count = samples if samples > 1 else 0
-        first = torch.randint(samples, (count,), generator=generator, device=device)
-        step = torch.randint(1, max(2, samples), (count,), generator=generator, device=device)
-        return first, (first + step) % samples
-
-    def _draw_tokens(self, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        assert self.tokens is not None
-        samples, length, features = tokens.shape
-        order = torch.rand(
-            samples, length, generator=self._generator(tokens.device), device=tokens.device
-        )
-        if mask is not None:
-            order = order.masked_fill(~mask, 2)  # padding last
-        index = order.topk(self.tokens, dim=1, largest=False).indices
-        drawn = tokens.gather(1, index.unsqueeze(-1).expand(-1, -1, features))
-        return drawn, None if mask is None else mask.gather(1, index)
+    def _generator_of_ranks(self, device: torch.device) -> torch.Generator:
+        """One that is equal on all ranks, which may have drawn tokens more or less often."""
+        self.pair_draws += 1
+        return generator_of(f"{self.seed} pairs {self.pair_draws}", device)

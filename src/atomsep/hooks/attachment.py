@@ -134,7 +134,8 @@ class Attachment(KnownNames):
         slightly negative. All are computed when read, which synchronises with the GPU. With several
         layers, a dictionary by name. In data-parallel training they are over the samples of all
         processes once `loss()` has exchanged them, except position_share and the shares of
-        gradients, which are those of this process. Any process may read them alone.
+        gradients, which are those of this process. Any process may read them alone;
+        `gradient_shares()` gives those of all.
 
         With `watch_gradients`, and once the backward pass has run, gradient_share is the norm of
         the weighted loss's gradient at the layer's output over that of the gradient that arrives
@@ -145,6 +146,16 @@ class Attachment(KnownNames):
         """
         numbers: dict[str, Any] = self._each(LayerTap.stats)
         return numbers if len(self._taps) == 1 else Numbers(numbers, by_layer(numbers))
+
+    def gradient_shares(self) -> dict[str, Any]:
+        """The shares of gradients of `stats`, over the samples of all processes.
+
+        Both norms are those of one process on the concatenated batch, so they are equal on every
+        process. They need an exchange: call it on every process, after the backward pass. Empty
+        if the gradients were not watched. In one process they are those of `stats`.
+        """
+        found: dict[str, Any] = self._each(LayerTap.gradient_shares_of_all)
+        return found
 
     def _each(self, read: Any) -> Any:
         if len(self._taps) == 1:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from atomsep.core.distributed import Ranks
 from atomsep.core.layout import Layout
 
 NAMES = ("gradient_share", "gradient_share_charge", "gradient_share_positions")
@@ -70,13 +71,37 @@ class Strength:
             total: adds up squares over processes, for the norms over the samples of all; every
                 process must then ask.
         """
-        if self.own is None or self.task is None:
+        norms = self.norms()
+        if norms is None:
             return {}
-        norms = torch.stack([self.own, self.task])
         if total is not None:
             norms = total(norms.double().square()).sqrt()
-        own, task = norms.tolist()
-        return {name: _ratio(*pair) for name, *pair in zip(NAMES, own, task, strict=False)}
+        return _ratios(norms)
+
+    def norms(self) -> Tensor | None:
+        """Those of the loss's gradient, then of the task's; None before both are there."""
+        there = self.own is not None and self.task is not None
+        return torch.stack([self.own, self.task]) if there else None  # type: ignore[list-item]
+
+
+def shares_of_all(strength: Strength | None, ranks: Ranks, mapped: bool) -> dict[str, float]:
+    """The shares over the samples of all processes, each of which must ask.
+
+    Args:
+        strength: of this process, which takes part also if it has none.
+        ranks: the processes.
+        mapped: whether a learned map makes the charge, so that only the whole gradient has a share.
+    """
+    norms = None if strength is None else strength.norms()
+    if norms is None:
+        norms = torch.zeros(2, 1 if mapped else len(NAMES))
+    norms = ranks.total(norms.double().square()).sqrt()
+    return _ratios(norms) if norms.any() else {}
+
+
+def _ratios(norms: Tensor) -> dict[str, float]:
+    own, task = norms.tolist()
+    return {name: _ratio(*pair) for name, *pair in zip(NAMES, own, task, strict=False)}
 
 
 def _ratio(own: float, task: float) -> float:

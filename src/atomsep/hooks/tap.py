@@ -30,7 +30,7 @@ from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.replaced import why_replaced
 from atomsep.hooks.runs import PATIENCE, UNUSED, note_left_out
 from atomsep.hooks.stats import read_stats
-from atomsep.hooks.strength import Strength
+from atomsep.hooks.strength import Strength, shares_of_all
 from atomsep.hooks.switch import Hook
 from atomsep.hooks.targets import put_tensor
 from atomsep.hooks.watch import Watch
@@ -272,6 +272,14 @@ class LayerTap(Hook):
         """The shares of the last backward pass, where they were watched; see `Strength.shares`."""
         strength = self.forwards.read().strength
         return {} if strength is None else strength.shares(total)
+
+    def gradient_shares_of_all(self) -> dict[str, float]:
+        """The same over the samples of all processes, once they have exchanged a loss."""
+        criterion = self.attachment.criterion
+        if not (criterion.ranks.several and criterion.ranks.links):
+            return self.gradient_shares()
+        strength = self.forwards.read().strength
+        return shares_of_all(strength, criterion.ranks, criterion.feature is None)
 
 
 def _in_backward() -> bool:
