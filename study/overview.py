@@ -7,7 +7,7 @@ from math import ceil
 from statistics import fmean, median
 from typing import NamedTuple
 
-from atomsep.experiments.sweeps.comparison import ENOUGH, Comparison, compare, deviation
+from atomsep.experiments.sweeps.comparison import ENOUGH, Comparison, compare, deviation, holm
 from atomsep.experiments.sweeps.comparison import Values as Seeds
 from atomsep.report.numbers import interval_text, p_text, signed, spread_text
 from atomsep.report.verdict import SIGNIFICANT
@@ -178,7 +178,8 @@ SUMMARY = (
     Shown("strength", "stacked", Arm("atom", 10.0)),
     Shown("strength", "small-stacked", Arm("atom", 1.0)),
     Shown("settings", "digits", Arm("atom", 1.0)),
-    Shown("classifiers", "flowers", Arm("atom", 1.0)),
+    Shown("strength", "flowers", Arm("atom", 0.2)),
+    Shown("classifiers", "pets-10", Arm("atom", 0.2)),
     Shown("text", "cola", Arm("atom", 0.01)),
     Shown("text", "poem", Arm("atom", 0.01)),
     Shown("paper", "demo", Arm("atom", 12.5)),
@@ -190,8 +191,8 @@ PEERS = (
     Shown("gans", "small-faces", Arm("mode-seeking", 1.0)),
     Shown("gans", "small-cifar10", Arm("mode-seeking", 1.0)),
     Shown("settings", "digits", Arm("mode-seeking", 1.0)),
-    Shown("classifiers", "flowers", Arm("koleo", 1.0)),
-    Shown("classifiers", "flowers", Arm("atom-no-energy", 1.0)),
+    Shown("peers", "flowers", Arm("koleo", 1.0)),
+    Shown("peers", "flowers", Arm("atom-no-energy", 1.0)),
 )
 """Other losses, and parts of atom modeling, on the same tasks."""
 
@@ -203,6 +204,15 @@ def shown(lines: Sequence[Shown]) -> dict[Shown, Gain]:
     """The lines that have been trained."""
     gains = {line: gains_in(line.question, line.task).get(line.arm) for line in lines}
     return {line: gain for line, gain in gains.items() if gain is not None}
+
+
+def smallest_p() -> float:
+    """The smallest p of all lines of the overview, corrected for their number as well."""
+    raw = [
+        compared(line.task, QUESTIONS[line.question].phase, TASKS[line.task].metrics[0])[line.arm].t
+        for line in shown(SUMMARY)
+    ]
+    return min(holm(raw))
 
 
 def answer(gain: Gain) -> str:

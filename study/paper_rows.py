@@ -44,7 +44,7 @@ ROWS = (
     ),
     PaperRow(
         *("Flowers, top-1, %", "flowers", "top1"),
-        Shown("classifiers", "flowers", Arm("atom", 1.0)),
+        Shown("strength", "flowers", Arm("atom", 0.2)),
     ),
     PaperRow("ResNet-50 on ImageNet, top-1, %", "imagenet", "top1", None),
     PaperRow(*("CoLA, MCC", "cola", "mcc"), Shown("text", "cola", Arm("atom", 0.01))),

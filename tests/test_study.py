@@ -166,7 +166,7 @@ def test_a_run_that_was_collected_is_not_missing() -> None:
 
 def test_pages_are_those_of_the_collected_runs() -> None:
     filled = [page for page in tables.PAGES if "<!-- table: " in page.read_text()]
-    assert {"README.md", "index.md", "strength.md"} <= {page.name for page in filled}
+    assert {"index.md", "strength.md"} <= {page.name for page in filled}
     for page in filled:
         text = page.read_text()
         assert pages.render(text) == text, f"{page.name} is out of date: make study-tables"
@@ -180,6 +180,53 @@ def test_the_picture_is_that_of_the_collected_runs() -> None:
     ElementTree.fromstring(drawn)
     for line, gain in found.items():
         assert f"{signed(gain.mean, 1)} ({signed(gain.low, 1)} to" in drawn, line
+
+
+def text_of(name: str) -> str:
+    """A page with single spaces."""
+    return " ".join((tables.ROOT / name).read_text().split())
+
+
+def test_the_gain_on_faces_is_quoted_as_the_tables_have_it() -> None:
+    gain = overview.gains_in("gans", "faces")[CALIBRATED]
+    before = overview.gains_in("strength", "faces")[CALIBRATED]
+    readme, page = text_of("README.md"), text_of("docs/results/index.md")
+    assert f"comes {gain.mean:.0f} % closer to the data" in readme
+    assert f"five fresh seeds, p = {gain.p:.2f}" in readme
+    assert f"comes {gain.mean:.0f} % closer to the data" in page
+    assert f"− {gain.mean:.0f} % after − {before.mean:.0f} %" in page
+    assert min(gain.worst_pair, before.worst_pair) > 0, "gains in all ten seeds"
+    assert overview.answer(overview.gains_in("gans", "small-faces")[CALIBRATED]) == "open"
+    assert f"the smallest p is {overview.smallest_p():.2f}" in page
+    assert overview.smallest_p() > 0.05, "no gain is significant"
+
+
+def test_the_gain_of_mode_seeking_is_quoted_as_the_table_has_it() -> None:
+    gains = overview.gains_in("settings", "digits")
+    seeking = gains.pop(Arm("mode-seeking", 1.0))
+    page = text_of("docs/results/index.md")
+    assert f"its distance is {seeking.mean:.0f} % lower, in all five seeds" in page
+    assert seeking.worst_pair > 0, "in all five seeds"
+    metric = TASKS["digits"].metrics[0]
+    plain = fmean(tables.values_of(tables.rows_of("settings", "digits"), metric)[PLAIN].values())
+    ours = [each.mean * plain / 100 for arm, each in gains.items() if arm.method.startswith("atom")]
+    assert len(ours) == 9
+    assert max(map(abs, ours)) < 4, "within 4 of plain training"
+
+
+def test_what_is_said_of_the_paper_and_of_stacked_mnist_holds() -> None:
+    """Ablations, and averages at weight 10, as the page puts them in words."""
+    parts = overview.gains_in("paper", "demo")
+    better = [arm for arm, each in parts.items() if overview.answer(each) == "better"]
+    ablations = ("atom-no-neutrality", "atom-no-occupancy", "atom-no-constraints")
+    assert {arm.method for arm in better} == {*ablations, "simclr"}, "three of the ablations"
+    assert parts[Arm("atom-no-energy", 12.5)].mean < 0, "the constraints alone make it worse"
+    for question, task in (("example", "example-stacked"), ("strength", "stacked")):
+        average = overview.gains_in(question, task, "ema_modes")[Arm("atom", 10.0)]
+        assert average.worst_pair > 0, "more modes in all five seeds"
+        broken = {row.arm for row in tables.rows_of(question, task) if row.broken_down}
+        assert PLAIN in broken
+        assert Arm("atom", 10.0) not in broken
 
 
 def test_gains_are_in_per_cent_of_plain_training() -> None:
