@@ -71,7 +71,7 @@ def draw() -> str:
     """The picture."""
     groups = {
         "Atom modeling": {_label(each): gain for each, gain in shown(SUMMARY).items()},
-        "Other methods on the same tasks": {
+        "Other methods, and the constraints alone": {
             **{_label(each): gain for each, gain in shown(PEERS).items()},
             f"{TASKS['example-mnist'].title}: R1": r1_gain(),
         },
