@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 from unittest.mock import patch
 
@@ -101,6 +102,22 @@ def measured_step() -> float:
     return float(rows[-1]["ms"]) / 1e3
 
 
+LATENT, KERNELS = (256, 256, 56, 56), "atomsep, kernels"
+"""The latent of ResNet-50 in `gpu_loss.csv`, and the row of the loss."""
+
+
+def loss_ms(tokens: int, features: int, batch: int) -> float:
+    """Device time of the loss and its gradient in bf16, by bytes, from the newest measured row."""
+    with open(record.FOLDER / "gpu_loss.csv", newline="") as file:
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if row["contender"] == KERNELS
+            and row["case"] == "ResNet-50 256 x 256 x 56 x 56 bf16, channels-last"
+        ]
+    return float(rows[-1]["device_ms"]) * batch * tokens * features / prod(LATENT)
+
+
 def steps_of(images: int, batch: int) -> int:
     """Steps of a pass, the last of which may be smaller."""
     return -(-images // batch)
@@ -128,6 +145,10 @@ def main() -> None:
     steps = settings.epochs * per_pass
     evaluations = settings.evaluation_points(per_pass)
     print(f"CelebA-HQ: {steps:,} steps, {len(evaluations)} evaluations, from step {evaluations[0]}")
+    tokens = (settings.size // 2) ** 2
+    loss = loss_ms(tokens, settings.hidden, settings.batch)
+    share = loss * rate / tera / 10  # of the fastest step below
+    print(f"atom modeling: {loss:.2f} ms per step at {tokens:,} tokens, about {share:.1f} % of it")
     generated = 2 * settings.samples * len(evaluations)
     for share in (1, 1 / SLOWER):
         each = tera / (rate * share)

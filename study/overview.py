@@ -15,6 +15,7 @@ from study.equilibrium import table_rows
 from study.questions import PLAIN, QUESTIONS, Arm
 from study.results import read
 from study.tables import (
+    NARROW,
     compared,
     gain_sign,
     in_words,
@@ -235,7 +236,11 @@ def summary() -> str:
         plain = values_of(rows_of(line.question, line.task), metric)[PLAIN]
         interval = f"{signed(gain.low, 1)} to {signed(gain.high, 1)}"
         cells = [str(gain.seeds), f"{fmean(plain.values()):.2f}", name_of(line.arm)]
-        cells += [f"{signed(gain.mean, 1)} ({interval})", p_text(gain.p), answer(gain)]
+        cells += [
+            f"{signed(gain.mean, 1)} ({interval})",
+            p_text(gain.p),
+            answer(gain).replace(" ", NARROW),
+        ]
         lines.append([TASKS[line.task].title, in_words(metric), *cells])
     return markdown(lines)
 

@@ -8,7 +8,7 @@ from atomsep.report import paper
 from atomsep.report.numbers import signed
 from study.overview import Shown, answer, shown
 from study.questions import Arm
-from study.tables import markdown, name_of
+from study.tables import NARROW, markdown, name_of
 from study.tasks import TASKS
 
 
@@ -65,6 +65,6 @@ def paper_rows() -> str:
             continue
         interval = f"{signed(gain.low, 1)} to {signed(gain.high, 1)}"
         cells = [TASKS[row.here.task].title, name_of(row.here.arm)]
-        cells += [f"{signed(gain.mean, 1)} ({interval})", answer(gain)]
+        cells += [f"{signed(gain.mean, 1)} ({interval})", answer(gain).replace(" ", NARROW)]
         lines.append([row.title, figures, *cells])
     return markdown(lines)

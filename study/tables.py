@@ -43,6 +43,9 @@ NAMES = {
 WORDS = ("task", "metric", "arm", "answer", "nearest task here")
 """Heads of columns of words; the first column is one too."""
 
+NARROW = "\u00a0"
+"""A space at which no line breaks, for cells that are narrow."""
+
 Values = dict[Arm, dict[int, float]]
 """A metric by arm and seed."""
 
