@@ -50,7 +50,7 @@ SLOW = {
     "integrations/test_sentence_transformers.py",
     *("hooks/test_attach_regimes.py", "hooks/test_compiled.py", "hooks/test_mask_calls.py"),
     *("hooks/test_layout_compiled.py", "hooks/test_layout_models.py"),
-    "experiments/test_compiled.py",
+    "experiments/test_compiled_training.py",
     *("methods/test_method_registry.py", "cli/test_layers_command.py", "test_study_rules.py"),
     "test_zoo.py",
     *("report/test_figures.py", "report/test_report_browser.py"),
