@@ -42,7 +42,8 @@ SLOW = {
         f"experiments/gan/test_{name}.py"
         for name in ("evaluation", "faces", "faces_runs", "fidelity", "gan", "stacked")
     ),
-    *(f"core/test_{name}.py" for name in ("averaging", "distributed", "rank_agreement")),
+    *(f"core/test_{name}.py" for name in ("averaging", "data_parallel", "distributed")),
+    *(f"core/test_rank_{name}.py" for name in ("agreement", "draws", "order", "shares")),
     *("experiments/images/test_images.py", "experiments/text/test_text.py"),
     *("experiments/sweeps/test_search.py", "experiments/sweeps/test_sweep.py"),
     *("core/test_large_batches.py", "experiments/sweeps/test_ray.py"),
