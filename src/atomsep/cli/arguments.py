@@ -95,8 +95,8 @@ Workers = Annotated[
 DataOn = Annotated[
     str,
     typer.Option(
-        help="Where decoded images are kept: device; host, to send them batch by batch; loader, to "
-        "decode them in every epoch; auto, by the room there is."
+        help="Where the data is kept: device; host, to send it batch by batch; loader, to decode "
+        "images in every epoch (GANs and text: as auto); auto, by the room there is."
     ),
 ]
 CheckpointSeconds = Annotated[

@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from atomsep.experiments import machine
 from atomsep.experiments.cache import NoRoomError
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.images import feeds, resident
@@ -23,7 +22,7 @@ from atomsep.experiments.images.decoded import Decoded, decode_once
 from atomsep.experiments.images.experiments import OWN_IMAGES
 from atomsep.experiments.images.resident import ResidentFeed
 from atomsep.experiments.loading import Batch, LoaderFeed, Shard, UnreadableSampleError
-from atomsep.experiments.machine import Machine, make_fabric, place_for
+from atomsep.experiments.machine import Machine, make_fabric
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.samples import Samples
 from atomsep.experiments.task import Context
@@ -318,22 +317,6 @@ def test_a_full_disk_falls_back_to_the_loader_unless_asked(
         assert isinstance(feed_of(make_context(files, tmp_path)), LoaderFeed)
     with pytest.raises(NoRoomError, match="the disk is full"):
         feed_of(make_context(files, tmp_path, "host"))
-
-
-def test_a_place_is_chosen_by_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_free_memory", lambda device: 1000)
-    assert place_for(100, "auto", CUDA) == "device"
-    assert place_for(101, "auto", CUDA) == "host"
-    assert place_for(999, "device", CUDA) == "device"
-    assert place_for(1, "host", CUDA) == "host"
-    assert place_for(10**15, "auto", CPU) == "device"
-    with pytest.raises(ExperimentError, match=r"has only 0\.0 GB left; use --data-on host"):
-        place_for(1000, "device", CUDA)
-
-
-def test_an_unknown_place_is_refused() -> None:
-    with pytest.raises(ExperimentError, match="--data-on must be auto, device, host or loader"):
-        Machine(data_on="gpu")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

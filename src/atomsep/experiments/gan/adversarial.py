@@ -36,7 +36,7 @@ from atomsep.experiments.gan.stacked import Modes, Stacks
 from atomsep.experiments.graphs import replayed
 from atomsep.experiments.latent import MethodOnLayer, read_importance
 from atomsep.experiments.loading import epoch_batches
-from atomsep.experiments.machine import place_for
+from atomsep.experiments.machine import move_if_it_fits
 from atomsep.experiments.optimisers import make_optimiser
 from atomsep.experiments.predicting import first_layer
 from atomsep.experiments.task import Context, Task
@@ -78,10 +78,10 @@ class Gan(Task):
         self.settings, self.seed, self.shard = settings, context.seed, context.shard
         self.judge, self.folder = judge, context.folder
         # On the device if they fit, so that a step does not wait for the host.
-        wanted = "auto" if context.data_on == "loader" else context.data_on
-        place = place_for(training.nbytes, wanted, self.fabric.device)
+        self.training, place = move_if_it_fits(
+            training.to, training.nbytes, context.data_on, self.fabric.device
+        )
         self.home = self.fabric.device if place == "device" else torch.device("cpu")
-        self.training = training.to(self.home)
         self.unreadable.update(training.unreadable)
         self.steps = len(self._epoch(0))
         for model in (generator, discriminator):

@@ -24,7 +24,7 @@ from atomsep.experiments.loading import (
     check_labels,
     epoch_batches,
 )
-from atomsep.experiments.machine import place_for
+from atomsep.experiments.machine import move_if_it_fits
 
 AHEAD = 2
 """Batches that are cut out in advance where the images stay in the host's memory."""
@@ -76,15 +76,10 @@ class ResidentFeed:
         self.steps = len(self._parts(0))
         cuda = device.type == "cuda"
         self.layout = torch.channels_last if cuda else torch.contiguous_format
-        self.pixels = decoded.pixels
-        self.on_device = place_for(decoded.pixels.numel(), place, device) == "device"
-        if self.on_device:
-            try:
-                self.pixels = decoded.pixels.to(device)
-            except torch.OutOfMemoryError:  # another process took the memory in between
-                if place == "device":
-                    raise
-                self.on_device = False
+        self.pixels, home = move_if_it_fits(
+            decoded.pixels.to, decoded.pixels.numel(), place, device
+        )
+        self.on_device = home == "device"
 
     def _parts(self, epoch: int) -> list[Tensor]:
         count = len(self.decoded.labels)
