@@ -125,23 +125,6 @@ def test_a_batch_in_pieces_is_the_same(
         check_equal(one, other, 1e-5)
 
 
-def test_the_next_batches_come_from_a_thread_in_order() -> None:
-    assert list(resident._ahead(iter(range(7)))) == list(range(7))
-    assert list(resident._ahead(iter(()))) == []
-    asked: list[int] = []
-    items = resident._ahead(asked.append(n) or [n] for n in range(100))  # type: ignore[func-returns-value]
-    assert next(items) == [0]
-    items.close()  # type: ignore[attr-defined]
-    assert len(asked) <= 2 + resident.AHEAD
-
-    def fail() -> Any:
-        yield 1
-        raise OSError("the disk is gone")
-
-    with pytest.raises(OSError, match="the disk is gone"):
-        list(resident._ahead(fail()))
-
-
 def test_images_are_decoded_once_and_again_if_they_change(files: Path, tmp_path: Path) -> None:
     names = [tmp_path / "0.png", *sorted(files.rglob("*.png"))[:3]]
     Image.new("RGB", (30, 40), (1, 2, 3)).save(names[0])

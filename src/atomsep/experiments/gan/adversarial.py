@@ -39,6 +39,7 @@ from atomsep.experiments.loading import epoch_batches
 from atomsep.experiments.machine import move_if_it_fits
 from atomsep.experiments.optimisers import make_optimiser
 from atomsep.experiments.predicting import first_layer
+from atomsep.experiments.prefetching import sent
 from atomsep.experiments.task import Context, Task
 
 BETAS = (0.5, 0.999)
@@ -126,7 +127,8 @@ class Gan(Task):
         parts = self._epoch(epoch)
         order = torch.cat(parts).to(self.home)  # once per epoch
         indices = order.split([len(part) for part in parts])[start:]
-        return (self.training.batch(part).to(self.fabric.device) for part in indices)
+        images = (self.training.batch(part) for part in indices)
+        return images if self.home == self.fabric.device else sent(images, self.fabric.device)
 
     def step(self, batch: Tensor, progress: float) -> Mapping[str, Tensor]:
         """A step of the discriminator, then one of the generator with the same fakes."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,15 +22,10 @@ from atomsep.experiments.loading import (
     epoch_batches,
 )
 from atomsep.experiments.machine import move_if_it_fits
-
-AHEAD = 2
-"""Batches that are cut out in advance where the images stay in the host's memory."""
+from atomsep.experiments.prefetching import prefetched
 
 MOST = 2**23
 """Bytes of windows that are cut out and resized at once: their indices take eight times that."""
-
-
-T = TypeVar("T")
 
 
 class ResidentFeed:
@@ -108,7 +100,7 @@ class ResidentFeed:
         labels = self.decoded.labels[order].to(self.device)
         cuts: Iterator[list[list[Tensor]]] = ([v.cut(each) for v in views] for each in rows)
         if self.device.type == "cuda" and not self.on_device:
-            cuts = _ahead(cuts)
+            cuts = prefetched(cuts)
         for own, cut, unreadable in zip(rows, cuts, names, strict=True):
             inputs = [view.change(own, each) for view, each in zip(views, cut, strict=True)]
             yield Batch(inputs[0], labels[own], inputs[1] if inputs[1:] else None, unreadable)
@@ -167,14 +159,3 @@ def _pieces(rows: slice, extent: tuple[int, int]) -> list[slice]:
     step = max(1, MOST // (3 * extent[0] * extent[1]))
     starts = range(rows.start, rows.stop, step)
     return [slice(start, min(start + step, rows.stop)) for start in starts]
-
-
-def _ahead(items: Iterator[T]) -> Iterator[T]:
-    """Let a thread compute the next items."""
-    with ThreadPoolExecutor(1) as pool:
-        waiting: deque[Future[T | None]] = deque()
-        for _ in range(AHEAD):
-            waiting.append(pool.submit(next, items, None))
-        while (item := waiting.popleft().result()) is not None:
-            waiting.append(pool.submit(next, items, None))
-            yield item
