@@ -27,6 +27,8 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 FAKE = torch.device("meta")
 """A device without memory, in the place of a GPU."""
 
+RECIPE = Augmentation("crop-flip-colour", 24, 0.2)
+
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +67,7 @@ def test_an_unknown_place_is_refused() -> None:
 
 def of_images(folder: Path, place: str) -> torch.device:
     feed = ResidentFeed(
-        decoded(folder), RECIPE, device=FAKE, place=place, classes=2, batch=4, seed=0
+        decoded(folder, RECIPE), RECIPE, device=FAKE, place=place, classes=2, batch=4, seed=0
     )
     assert feed.on_device == (feed.pixels.device == FAKE)
     return feed.pixels.device
@@ -105,14 +107,28 @@ def test_data_stays_on_the_host_if_another_process_took_the_memory(
         way(tmp_path, "device")
 
 
+@pytest.mark.parametrize("place", ["device", "host"])
+@pytest.mark.parametrize("name", ["none", "pad-crop-flip", "crop-flip", "crop-flip-colour"])
+def test_images_are_augmented_on_the_device_alone(
+    name: str, place: str, large: None, tmp_path: Path
+) -> None:
+    """The fake device computes with no tensor of the host's memory."""
+    recipe = Augmentation(name, 24, 0.2)
+    images = decoded(tmp_path, recipe)
+    feed = ResidentFeed(
+        images, recipe, device=FAKE, place=place, classes=2, batch=8, seed=3, views=2
+    )
+    for batch in feed.batches(1):
+        parts = (batch.inputs, batch.second, batch.labels)
+        assert [part.device for part in parts] == [FAKE] * 3
+        assert batch.inputs.shape == batch.second.shape == (len(batch.labels), 3, 24, 24)
+
+
 def test_only_images_have_a_loader(large: None) -> None:
     assert move_if_it_fits(torch.zeros(3).to, 12, "loader", FAKE)[1] == "device"
 
 
-RECIPE = Augmentation("crop-flip-colour", 24, 0.2)
-
-
-def decoded(folder: Path) -> Decoded:
+def decoded(folder: Path, recipe: Augmentation) -> Decoded:
     """26 images, no two of one size."""
     rng, files = np.random.default_rng(0), []
     for number in range(26):
@@ -120,4 +136,4 @@ def decoded(folder: Path) -> Decoded:
         pixels = rng.integers(0, 256, (20 + 3 * number, 70 - number, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(files[-1])
     samples = image_files(files, [number % 2 for number in range(26)], ["a", "b"])
-    return decode_once(samples, RECIPE, folder / "cache")
+    return decode_once(samples, recipe, folder / "cache")
