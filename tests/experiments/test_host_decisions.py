@@ -62,6 +62,15 @@ class HostWork(TorchDispatchMode):
             self.note(name)
         return func(*args, **(kwargs or {}))
 
+    def noting(self, name: str) -> Callable[[Tensor], Any]:
+        call = getattr(Tensor, name)
+
+        def read(tensor: Tensor) -> Any:
+            self.note(name)
+            return call(tensor)
+
+        return read
+
     def note(self, name: str) -> None:
         calls = [call for call in traceback.extract_stack() if HOME in call.filename]
         if not self.optimising and calls[-1].name not in ON_THE_CPU:
@@ -81,12 +90,7 @@ def host_work() -> Iterator[list[str]]:
         # Transformers looks at masks on the host, unless a graph is captured.
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         for name in ("tolist", "numpy"):  # which are no operators
-
-            def read(tensor: Tensor, name: str = name, call: Any = getattr(Tensor, name)) -> Any:
-                mode.note(name)
-                return call(tensor)
-
-            patch.setattr(Tensor, name, read)
+            patch.setattr(Tensor, name, mode.noting(name))
 
         def optimise(on: bool) -> None:
             mode.optimising = on
