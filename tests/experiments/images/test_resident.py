@@ -238,7 +238,7 @@ def test_training_with_crops_is_close_to_the_loader_s(files: Path, tmp_path: Pat
 
 @pytest.mark.slow
 def test_accuracy_over_five_seeds_is_the_loader_s_within_noise(tmp_path: Path) -> None:
-    """The same crops, resized by other arithmetic: less of a difference than another seed makes."""
+    """The same crops, resized by other arithmetic: no difference over pairs, but for one image."""
     digits = load_digits()
     for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
         if number < 450:
@@ -258,7 +258,9 @@ def test_accuracy_over_five_seeds_is_the_loader_s_within_noise(tmp_path: Path) -
     )
     loader, device = accuracy
     assert loader.mean() > 0.25, "it learns more than chance, which is 0.1"
-    assert abs((device - loader).mean()) < loader.std(ddof=1)
+    differences, one_image = device - loader, 1 / 150
+    error = 2 * differences.std(ddof=1) / 5**0.5
+    assert abs(differences.mean()) <= error + one_image
 
 
 def make_context(files: Path, data: Path, place: str = "auto", tiny: bool = False) -> Context:
