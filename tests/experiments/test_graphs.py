@@ -106,7 +106,8 @@ def test_a_stopped_run_of_a_graph_continues(tmp_path: Path) -> None:
 
 
 def test_a_graph_without_a_gpu_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ExperimentError, match="needs a GPU, and this run is on cpu"):
+    sentence = "graph=true: a CUDA graph needs a GPU, and this run is on cpu; omit graph=true"
+    with pytest.raises(ExperimentError, match=f"^{sentence}$"):
         make_task("synthetic", "atom", "cpu", tmp_path, "graph=true")
 
 
