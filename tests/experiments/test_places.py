@@ -15,6 +15,7 @@ from torch import Tensor
 from atomsep.experiments import machine
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan.pictures import Pictures
+from atomsep.experiments.gan.sampling import gather
 from atomsep.experiments.images.augmentation import Augmentation
 from atomsep.experiments.images.data import image_files
 from atomsep.experiments.images.decoded import Decoded, decode_once
@@ -122,6 +123,18 @@ def test_images_are_augmented_on_the_device_alone(
         parts = (batch.inputs, batch.second, batch.labels)
         assert [part.device for part in parts] == [FAKE] * 3
         assert batch.inputs.shape == batch.second.shape == (len(batch.labels), 3, 24, 24)
+
+
+def test_samples_of_an_evaluation_leave_the_device_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """60 bytes are much of the memory if 599 are free."""
+    batches = [torch.randint(0, 256, (8, 3), dtype=torch.uint8) for _ in range(3)]
+    for free, home in ((600, FAKE), (599, CPU)):
+        monkeypatch.setattr(machine, "_free_memory", lambda device, free=free: free)
+        assert gather(batches, 20, FAKE).device == home
+    for device in (FAKE, CPU):
+        assert torch.equal(gather(batches, 20, device), torch.cat(batches)[:20])
 
 
 def test_only_images_have_a_loader(large: None) -> None:

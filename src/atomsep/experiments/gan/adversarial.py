@@ -31,7 +31,7 @@ from atomsep.experiments.gan.experiments import AVERAGED
 from atomsep.experiments.gan.fidelity import Fidelity
 from atomsep.experiments.gan.grids import write_importance, write_samples
 from atomsep.experiments.gan.pictures import Pictures, normalise
-from atomsep.experiments.gan.sampling import draw_noise, generate, whole_batches
+from atomsep.experiments.gan.sampling import draw_noise, gather, generate, whole_batches
 from atomsep.experiments.gan.stacked import Modes, Stacks
 from atomsep.experiments.graphs import replayed
 from atomsep.experiments.latent import MethodOnLayer, read_importance
@@ -209,7 +209,8 @@ class Gan(Task):
             copies[AVERAGED] = self.average.weights.state_dict()
         metrics = {}
         for start, weights in copies.items():
-            samples = torch.cat([self.sample(part, weights) for part in noise])[:count]
+            batches = (self.sample(part, weights) for part in noise)
+            samples = gather(batches, count, self.fabric.device)
             for name, value in self.judge.compare(samples).items():
                 metrics[start + name] = round(value, 7)
         return metrics
