@@ -28,7 +28,11 @@ CHANGES = {
     "synthetic": [],
 }
 
-SMALL = {"mnist-gan": ("train_samples=128", "samples=64"), "synthetic": ()}
+SMALL = {
+    "mnist-gan": ("train_samples=128", "samples=64"),
+    "synthetic": (),
+    "flowers": ("epochs=1",),
+}
 
 
 def make_task(name: str, method: str, device: str, folder: Path, *changes: str) -> Task:
@@ -128,7 +132,9 @@ def test_steps_that_decide_on_the_host_are_refused(
 
 
 @of_torch
-@pytest.mark.parametrize("name", ["synthetic", "mnist-gan"])
+@pytest.mark.parametrize(
+    "name", ["synthetic", "mnist-gan", pytest.param("flowers", marks=pytest.mark.slow)]
+)
 def test_a_compiled_model_trains_as_it_does_uncompiled(name: str, tmp_path: Path) -> None:
     _, plain = run(find_experiment(name), "atom", tmp_path / "a", *SMALL[name])
     _, compiled = run(find_experiment(name), "atom", tmp_path / "b", *SMALL[name], "compile=true")

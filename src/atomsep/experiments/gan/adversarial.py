@@ -64,6 +64,7 @@ class Gan(Task):
     """
 
     on_layer: MethodOnLayer
+    training: Pictures | Stacks
     shown = SHOWN
 
     def __init__(
