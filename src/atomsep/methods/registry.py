@@ -106,15 +106,13 @@ METHODS: dict[str, Entry] = {
         "MixCSE", "SimCSE with negatives mixed from neighbours", "dropout", "mixing"
     ),
     "sscl": Entry(
-        "SSCL",
-        "SimCLR without a second view: spreads the directions of samples",
+        *("SSCL", "SimCLR without a second view: spreads the directions of samples"),
         "sscl:SSCL",
         options=("temperature",),
         families=("gan",),
     ),
     "vq": Entry(
-        "VQ",
-        "replaces every token with the nearest of 512 learned codes",
+        *("VQ", "replaces every token with the nearest of 512 learned codes"),
         "vq:VQ",
         options=("codes", "commitment", "codebook"),
         families=("gan",),
@@ -123,8 +121,7 @@ METHODS: dict[str, Entry] = {
         "KoLeo", "keeps the direction of a sample away from its nearest neighbour's", "koleo:KoLeo"
     ),
     "vicreg": Entry(
-        "VICReg",
-        "lets every feature vary between samples, and no two of them together",
+        *("VICReg", "lets every feature vary between samples, and no two of them together"),
         "vicreg:VICReg",
         options=("variance", "covariance"),
     ),
