@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks import imagenet, imagenet_start, record, styleswin
+from benchmarks import imagenet, imagenet_start, record, styleswin, sweep
 
 TOY = [
     *("--batch", "2", "--precision", "32-true", "--set", "size=64", "--set", "width=8"),
@@ -164,3 +165,46 @@ def test_the_first_steps_on_imagenette(
     ours = {id(norm.weight) for name, norm in made[0].named_modules() if name.endswith("bn3")}
     assert len(ours & set(zeroed)) == (16 if "zero-init" in variant else 0)  # blocks
     assert not results.exists()
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_sweep_is_compared_with_one_process(
+    device: str, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for the commands: 28 runs in 280 s, and 3 of 20 epochs in 10 s."""
+    asked: list[tuple[str, ...]] = []
+
+    def atomsep(source: Path, *words: str) -> float:
+        asked.append(words)
+        if words[0] == "sweep":
+            return 280.0
+        out = Path(words[words.index("--out") + 1], "some", "run")
+        out.mkdir(parents=True)
+        ends = [4.0, 6.5, 9.0, 9.5]  # the first epoch starts, the last line evaluates
+        lines = [json.dumps({"seconds": end}) for end in ends]
+        (out / "metrics.jsonl").write_text("\n".join(lines))
+        return 10.0
+
+    monkeypatch.setattr(sweep, "atomsep", atomsep)
+    data, folder = tmp_path / "data", tmp_path / "imagenette-80"
+    folder.mkdir()
+    words = ["--before", str(tmp_path), "--data", str(data), "--only", "Imagenette"]
+    with pytest.raises(SystemExit):
+        start(sweep, monkeypatch, *words)
+    start(sweep, monkeypatch, *words, "--imagenette", str(folder), "--device", device)
+
+    swept, alone = asked
+    assert ("--mps" in swept) == ("graph=true" in swept) == (device == "cuda")
+    for words_of in asked:
+        assert words_of[words_of.index("--device") + 1] == device
+        assert f"folder={folder}" in words_of
+    assert "--mps" not in alone
+    assert "epochs=20" in swept
+    assert "epochs=3" in alone
+    with (results / "sweep.csv").open(newline="") as file:
+        [row] = csv.DictReader(file)
+    assert float(row["one_run_before_s"]) == 10 + 17 * 2.5
+    assert float(row["sweep_s"]) == 280
+    assert float(row["runs_per_hour"]) == 360
+    assert float(row["ratio"]) == round(360 / (3600 / 52.5), 1)
+    assert ("graph=true" in row["settings"]) == (device == "cuda")

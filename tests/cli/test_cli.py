@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from atomsep.cli.arguments import chosen_methods, chosen_seeds
-from atomsep.cli.main import main
+from atomsep.cli.main import explain, main
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.registry import EXPERIMENTS
 from atomsep.experiments.runs import find_results
@@ -185,6 +186,14 @@ def test_memory_that_runs_out_is_said(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("atomsep: memory ran out (")
     assert done.stderr.endswith("; try a smaller batch, fewer samples or a smaller model\n")
+
+
+def test_memory_of_a_gpu_that_runs_out_is_said_with_where_else_the_data_can_be() -> None:
+    sentence, code = explain(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert code == 1
+    assert sentence.endswith(
+        "; in a training, --data-on host leaves the model more of the GPU's memory"
+    )
 
 
 def test_a_bug_keeps_its_traceback(

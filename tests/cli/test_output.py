@@ -107,4 +107,4 @@ def test_a_finished_run_of_someone_else(capsys: pytest.CaptureFixture[str]) -> N
     )
     text = output(capsys, "train", "synthetic", "--tiny")
     assert f"[red]{SHOWN} " in text
-    assert f"left out, among them {SHOWN}.png" in text
+    assert f"The run left out 1 unreadable sample, for example {SHOWN}.png" in text

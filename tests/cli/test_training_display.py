@@ -150,3 +150,23 @@ def test_mode_seeking_never_has_a_share(tmp_path: Path) -> None:
     key = run_key(find_experiment("mnist-gan"), "mode-seeking", 0, few, tiny=True)
     told, sentences, _ = hear(key, tmp_path)
     assert told == sentences == []
+
+
+@pytest.mark.parametrize(
+    ("epochs", "sentence"),
+    [
+        (1, "The result is that of the only evaluation, though average_last is 3"),
+        (2, "The result is the mean of 2 evaluations, which are all of this run, and not of 3"),
+        (3, None),
+    ],
+)
+def test_fewer_evaluations_than_are_averaged_are_told(
+    epochs: int, sentence: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = find_experiment("synthetic")
+    changes = [f"epochs={epochs}", "average_last=3"]
+    key = run_key(experiment, "plain", 0, changes, tiny=True)
+    with TrainingDisplay(make_console()) as display:
+        train(experiment, key, tmp_path, Machine(device="cpu", tensorboard=False), display)
+    about = [line for line in said(capsys) if line.startswith("The result is")]
+    assert [line.split(", as")[0] for line in about] == ([] if sentence is None else [sentence])

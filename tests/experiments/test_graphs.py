@@ -31,7 +31,11 @@ CHANGES = {
     "synthetic": [],
 }
 
-SMALL = {"mnist-gan": ("train_samples=128", "samples=64"), "synthetic": ()}
+SMALL = {
+    "mnist-gan": ("train_samples=128", "samples=64"),
+    "synthetic": (),
+    "flowers": ("epochs=1",),
+}
 
 
 def make_task(name: str, method: str, device: str, folder: Path, *changes: str) -> Task:
@@ -145,7 +149,8 @@ def test_a_step_with_other_constants_has_a_graph_of_its_own(
 
 
 def test_a_graph_without_a_gpu_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ExperimentError, match="needs a GPU, and this run is on cpu"):
+    sentence = "graph=true: a CUDA graph needs a GPU, and this run is on cpu; omit graph=true"
+    with pytest.raises(ExperimentError, match=f"^{sentence}$"):
         make_task("synthetic", "atom", "cpu", tmp_path, "graph=true")
 
 
@@ -166,7 +171,9 @@ def test_steps_that_decide_on_the_host_are_refused(
 
 
 @of_torch
-@pytest.mark.parametrize("name", ["synthetic", "mnist-gan"])
+@pytest.mark.parametrize(
+    "name", ["synthetic", "mnist-gan", pytest.param("flowers", marks=pytest.mark.slow)]
+)
 def test_a_compiled_model_trains_as_it_does_uncompiled(name: str, tmp_path: Path) -> None:
     _, plain = run(find_experiment(name), "atom", tmp_path / "a", *SMALL[name])
     _, compiled = run(find_experiment(name), "atom", tmp_path / "b", *SMALL[name], "compile=true")

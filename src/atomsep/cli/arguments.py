@@ -102,8 +102,8 @@ Workers = Annotated[
 DataOn = Annotated[
     str,
     typer.Option(
-        help="Where decoded images are kept: device; host, to send them batch by batch; loader, to "
-        "decode them in every epoch; auto, depending on available memory."
+        help="Where the data is kept: device; host, to send it batch by batch; loader, to decode "
+        "images in every epoch (GANs and text: as auto); auto, depending on available memory."
     ),
 ]
 CheckpointSeconds = Annotated[

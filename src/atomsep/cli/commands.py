@@ -125,10 +125,8 @@ def train(
         console.say(f"The training broke down: {result['broken_down']}")
     unreadable = result["unreadable"]
     if unreadable:
-        console.say(
-            f"{len(unreadable)} samples could not be read and were left out, among them "
-            f"{unreadable[0]}"
-        )
+        samples = display.counted(len(unreadable), "unreadable sample")
+        console.say(f"The run left out {samples}, for example {unreadable[0]}")
     console.say(f"All files are in {folder}")
 
 

@@ -112,6 +112,15 @@ class TrainingDisplay(_Display, Listener):
         self.usual = known is not None and known.large_share and key.settings.weight == own
         self.update(self.bar, total=total, completed=done, losses="")
 
+    def few_evaluations(self, number: int, wanted: int) -> None:
+        """Print what the result will be the mean of."""
+        self.say(
+            f"The result is the mean of {counted(number, 'evaluation')}, which are all of this "
+            f"run, and not of {wanted}, as average_last says"
+            if number > 1
+            else f"The result is that of the only evaluation, though average_last is {wanted}"
+        )
+
     def strength(self, shares: Mapping[str, float], step: int) -> None:
         """Show how strong the method's gradient is at its layer, with a hint if that is odd."""
         whole, hint = shares["gradient_share"], ""

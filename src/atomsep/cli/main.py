@@ -96,10 +96,10 @@ def explain(error: Exception, words: Sequence[str] = ()) -> tuple[str, int]:
     memory = ("out of memory", "allocate memory", "size calculation overflowed")
     if isinstance(error, MemoryError) or any(words in text for words in memory):
         line = text.splitlines()[0]
-        return (
-            f"memory ran out ({line}); try a smaller batch, fewer samples or a smaller model",
-            FAILED,
-        )
+        advice = "try a smaller batch, fewer samples or a smaller model"
+        if "CUDA" in text or "MPS" in text:
+            advice += "; in a training, --data-on host leaves the model more of the GPU's memory"
+        return f"memory ran out ({line}); {advice}", FAILED
     return "", FAILED
 
 

@@ -47,7 +47,8 @@ def replayed(compute: Compute, context: Context, on_layer: MethodOnLayer) -> Com
     elif method is not None and not method.capturable:
         reason = "the method draws its samples on the host; use all pairs and tokens"
     if reason:
-        raise ExperimentError(f"graph=true: {reason}, or omit graph=true")
+        otherwise = ", or" if ";" in reason else ";"
+        raise ExperimentError(f"graph=true: {reason}{otherwise} omit graph=true")
     return Replayed(compute, fabric.device, on_layer)
 
 

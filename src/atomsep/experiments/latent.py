@@ -17,7 +17,7 @@ from atomsep.experiments.task import Context
 from atomsep.hooks.axes import feature_widths
 from atomsep.hooks.targets import find_layers
 from atomsep.hooks.watch import AtomWarning
-from atomsep.methods import Binding, Method, make_method
+from atomsep.methods import METHODS, Binding, Method, make_method
 
 
 def bind(
@@ -39,7 +39,8 @@ def bind(
     layout: Any = settings.layout
     try:
         with layer_errors():
-            layers = find_layers(model, layer).values()
+            on_layer = name not in METHODS or METHODS[name].on_layer  # make_method refuses others
+            layers = find_layers(model, layer).values() if on_layer else ()
             widths = {width for each in layers for width in feature_widths(each)}
             width = widths.pop() if len(widths) == 1 else max(features, 1)
             method = make_method(name, features=width, seed=seed, **settings.method)

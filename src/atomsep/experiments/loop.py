@@ -62,6 +62,8 @@ class Loop:
         self.line_ends = self.evaluations | set(range(steps, self.total + 1, steps))
         self._continue()
         self.listener.started(self.key, self._done(), self.total)
+        if len(self.evaluations) < settings.average_last:
+            self.listener.few_evaluations(len(self.evaluations), settings.average_last)
         start = time.monotonic() - self.seconds
         self.saved = time.monotonic()
         with interruptible() as stop, self._board() as board:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from atomsep.experiments.errors import ExperimentError
 
@@ -24,14 +24,19 @@ Several processes may share the device, and each needs room for its model: after
 each with its tenth of what the others left, a quarter of the memory is still free.
 """
 
+MOST = 0.8
+"""Share of the device's free memory that a data set may take if the user asks for it."""
+
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Machine:
     """Where and how to run. The result does not depend on it, except for rounding.
 
     Attributes:
-        data_on: where images are kept during training; see `place_for`. "loader": they are decoded
-            again in every epoch.
+        data_on: where the data is kept during training; see `place_for`. "loader": images are
+            decoded again in every epoch.
 
     Raises:
         ExperimentError: there is no such kind of device, or no such place.
@@ -103,19 +108,53 @@ def place_for(size: int, wanted: str, device: torch.device) -> str:
         device: the device of the training.
 
     Raises:
-        ExperimentError: `wanted` is "device", and the data set does not fit.
+        ExperimentError: `wanted` is "device", and the data set would leave no room for a model.
     """
     if wanted == "host" or device.type == "cpu":  # the CPU's memory is both
         return "host" if wanted == "host" else "device"
     free = _free_memory(device)
-    if size <= SHARE * free or (wanted == "device" and size < free):
+    if size <= (MOST if wanted == "device" else SHARE) * free:
         return "device"
     if wanted == "device":
         raise ExperimentError(
-            f"--data-on device: the data takes {size / 1e9:.1f} GB, and {device} has only "
-            f"{free / 1e9:.1f} GB left; use --data-on host"
+            f"--data-on device: the data takes {size / 1e9:.1f} GB, and {device} has "
+            f"{free / 1e9:.1f} GB left, of which a fifth must stay free for the model; use "
+            f"--data-on host"
         )
     return "host"
+
+
+def move_if_it_fits(
+    move: Callable[[torch.device], T], size: int, wanted: str, device: torch.device
+) -> tuple[T, str]:
+    """Data on the device, or on the host if `place_for` says so or the device has no memory left.
+
+    Another process may take the device's memory after `place_for` has looked.
+
+    Args:
+        move: moves the data to a device.
+        size: bytes of the data.
+        wanted: "auto", "device" or "host"; "loader", which only images know, counts as "auto".
+        device: the device of the training.
+
+    Returns:
+        The data, and its place: "device" or "host".
+
+    Raises:
+        ExperimentError: `wanted` is "device", and the data does not fit.
+        torch.OutOfMemoryError: the same, but only moving the data has shown it.
+    """
+    import torch
+
+    wanted = "auto" if wanted == "loader" else wanted
+    place = place_for(size, wanted, device)
+    if place == "device":
+        try:
+            return move(device), place
+        except torch.OutOfMemoryError:
+            if wanted == "device":
+                raise
+    return move(torch.device("cpu")), "host"
 
 
 def _free_memory(device: torch.device) -> int:

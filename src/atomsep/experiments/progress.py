@@ -24,6 +24,9 @@ class Listener:
     def started(self, key: RunKey, done: int, total: int) -> None:
         """Training starts or continues, with `done` of `total` steps done."""
 
+    def few_evaluations(self, number: int, wanted: int) -> None:
+        """The run has fewer evaluations than its result is to be the mean of."""
+
     def strength(self, shares: Mapping[str, float], step: int) -> None:
         """The method's gradient over the task's at the layer, in this step of the whole run."""
 

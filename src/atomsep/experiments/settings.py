@@ -71,7 +71,9 @@ class Settings:
     compile: bool = setting(False, "compile the model with torch.compile")
     graph: bool = setting(False, "replay each step as a CUDA graph, for small models on a GPU")
     evaluate_every: int = setting(1, "epochs between evaluations; 0: only at the end", low=0)
-    average_last: int = setting(1, "number of last evaluations whose metrics are averaged", low=1)
+    average_last: int = setting(
+        1, "number of last evaluations whose metrics are averaged; if fewer, all", low=1
+    )
     method: dict[str, Any] = setting({}, "options of the method, as method.NAME=VALUE")  # noqa: RUF009
 
     def evaluation_points(self, steps: int) -> list[int]:

@@ -39,7 +39,7 @@ class Context:
             samples.
         workers: number of processes that load data.
         folder: folder of the run, for the task's own files.
-        data_on: where images are kept during training; see `Machine`.
+        data_on: where the data is kept during training; see `Machine`.
         listener: receives the progress of the preparation.
     """
 

@@ -36,6 +36,7 @@ class Entry:
         second_view: how the second view that it needs is made; None if it needs one view.
         families: families of experiments that offer it; empty for all that provide what it needs.
         label: name in figures, which may have two lines; the title if empty.
+        on_layer: whether it acts on a layer; if not, the settings of a layer have no effect.
     """
 
     title: str
@@ -47,6 +48,7 @@ class Entry:
     second_view: SecondView | None = None
     families: tuple[str, ...] = ()
     label: str = ""
+    on_layer: bool = True
 
     @property
     def factory(self) -> Callable[..., Method] | None:
@@ -104,15 +106,13 @@ METHODS: dict[str, Entry] = {
         "MixCSE", "SimCSE with negatives mixed from neighbours", "dropout", "mixing"
     ),
     "sscl": Entry(
-        "SSCL",
-        "SimCLR without a second view: spreads the directions of samples",
+        *("SSCL", "SimCLR without a second view: spreads the directions of samples"),
         "sscl:SSCL",
         options=("temperature",),
         families=("gan",),
     ),
     "vq": Entry(
-        "VQ",
-        "replaces every token with the nearest of 512 learned codes",
+        *("VQ", "replaces every token with the nearest of 512 learned codes"),
         "vq:VQ",
         options=("codes", "commitment", "codebook"),
         families=("gan",),
@@ -121,8 +121,7 @@ METHODS: dict[str, Entry] = {
         "KoLeo", "keeps the direction of a sample away from its nearest neighbour's", "koleo:KoLeo"
     ),
     "vicreg": Entry(
-        "VICReg",
-        "keeps features varied and uncorrelated over the samples",
+        *("VICReg", "keeps features varied and uncorrelated over the samples"),
         "vicreg:VICReg",
         options=("variance", "covariance"),
     ),
@@ -131,6 +130,7 @@ METHODS: dict[str, Entry] = {
         "lets generated images differ as much as the noise that they come from",
         "mode_seeking:ModeSeeking",
         families=("gan",),
+        on_layer=False,
     ),
     "atom": _atom(
         "Atom Modeling", "treats samples as atoms that obey Coulomb's law", "atom\nmodeling"

@@ -25,13 +25,14 @@ from torch import Tensor, nn
 
 from atomsep import AtomLoss, load_run
 from atomsep.experiments.errors import ExperimentError
+from atomsep.experiments.gan import pictures
 from atomsep.experiments.gan.adversarial import Gan
 from atomsep.experiments.gan.dcgan import Discriminator, Generator
 from atomsep.experiments.gan.fidelity import Fidelity
 from atomsep.experiments.gan.pictures import as_bytes, normalise
 from atomsep.experiments.randomness import generator, seed_step
 from atomsep.experiments.registry import find_experiment, run_key
-from atomsep.experiments.task import main_metric
+from atomsep.experiments.task import Experiment, main_metric
 from atomsep.methods import VQ
 
 CIFAR10, OWN = map(find_experiment, ("cifar10-gan", "own-gan"))
@@ -257,3 +258,21 @@ def test_missing_data_is_one_sentence(tmp_path: Path) -> None:
         key = run_key(experiment, "plain", 0)
         with pytest.raises(ExperimentError, match=f"{name} is not in .*--download"):
             run(key, tmp_path, data=tmp_path)
+
+
+@pytest.mark.parametrize("experiment", [OWN, find_experiment("faces-gan")])
+def test_missing_features_are_said_before_a_folder_is_decoded(
+    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(pictures, "folder")
+    settings = [f"folder={tmp_path}", f"features_weights={tmp_path / 'none'}", "width=64"]
+    with pytest.raises(ExperimentError, match="there is no file .*none"):
+        task_of(run_key(experiment, "plain", 0, settings))
+
+
+def test_a_method_on_no_layer_needs_none() -> None:
+    """Mode seeking compares images; other methods look for the layer that is set."""
+    few = ("layer=none", "train_samples=64", "samples=8")
+    assert task_of(bare("mode-seeking", 0, *few)).on_layer.binding is not None
+    with pytest.raises(ExperimentError, match="'none'"):
+        task_of(bare("koleo", 0, *few))

@@ -18,7 +18,7 @@ from torchvision import datasets, transforms
 from atomsep.experiments.cache import NoRoomError
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan import pictures
-from atomsep.experiments.gan.pictures import cifar10, digits, folder, mnist, resize
+from atomsep.experiments.gan.pictures import Pictures, cifar10, digits, folder, mnist, resize
 from atomsep.experiments.loading import UnreadableSampleError
 
 EXAMPLE = transforms.Compose(
@@ -253,3 +253,24 @@ def test_images_that_do_not_fit_stay_on_the_host() -> None:
     there, here = task_of(key), task_of(key, data_on="host")
     for first, second in zip(there.batches(0, 0), here.batches(0, 0), strict=True):
         assert torch.equal(first, second)
+
+
+def test_images_stay_on_the_host_if_another_process_took_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unless the user asked for the device."""
+    move = Pictures.to
+    asked: list[torch.device] = []
+
+    def refuse_once(pictures: Pictures, device: torch.device) -> Pictures:
+        asked.append(device)
+        if len(asked) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return move(pictures, device)
+
+    monkeypatch.setattr(Pictures, "to", refuse_once)
+    assert len(list(task_of(bare("plain", 0)).batches(0, 0))) > 0
+    assert len(asked) == 2
+    asked.clear()
+    with pytest.raises(torch.OutOfMemoryError):
+        task_of(bare("plain", 0), data_on="device")

@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from atomsep.experiments import machine
 from atomsep.experiments.cache import NoRoomError
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.images import feeds, resident
@@ -23,7 +22,7 @@ from atomsep.experiments.images.decoded import Decoded, decode_once
 from atomsep.experiments.images.experiments import OWN_IMAGES
 from atomsep.experiments.images.resident import ResidentFeed
 from atomsep.experiments.loading import Batch, LoaderFeed, Shard, UnreadableSampleError
-from atomsep.experiments.machine import Machine, make_fabric, place_for
+from atomsep.experiments.machine import Machine, make_fabric
 from atomsep.experiments.registry import run_key
 from atomsep.experiments.samples import Samples
 from atomsep.experiments.task import Context
@@ -124,23 +123,6 @@ def test_a_batch_in_pieces_is_the_same(
     monkeypatch.setattr(resident, "MOST", 3 * 48 * 48 * 3)
     for one, other in zip(whole, feed.batches(1), strict=True):
         check_equal(one, other, 1e-5)
-
-
-def test_the_next_batches_come_from_a_thread_in_order() -> None:
-    assert list(resident._ahead(iter(range(7)))) == list(range(7))
-    assert list(resident._ahead(iter(()))) == []
-    asked: list[int] = []
-    items = resident._ahead(asked.append(n) or [n] for n in range(100))  # type: ignore[func-returns-value]
-    assert next(items) == [0]
-    items.close()  # type: ignore[attr-defined]
-    assert len(asked) <= 2 + resident.AHEAD
-
-    def fail() -> Any:
-        yield 1
-        raise OSError("the disk is gone")
-
-    with pytest.raises(OSError, match="the disk is gone"):
-        list(resident._ahead(fail()))
 
 
 def test_images_are_decoded_once_and_again_if_they_change(files: Path, tmp_path: Path) -> None:
@@ -256,7 +238,7 @@ def test_training_with_crops_is_close_to_the_loader_s(files: Path, tmp_path: Pat
 
 @pytest.mark.slow
 def test_accuracy_over_five_seeds_is_the_loader_s_within_noise(tmp_path: Path) -> None:
-    """The same crops, resized by other arithmetic: less of a difference than another seed makes."""
+    """The same crops, resized by other arithmetic: no difference over pairs, but for one image."""
     digits = load_digits()
     for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
         if number < 450:
@@ -276,7 +258,9 @@ def test_accuracy_over_five_seeds_is_the_loader_s_within_noise(tmp_path: Path) -
     )
     loader, device = accuracy
     assert loader.mean() > 0.25, "it learns more than chance, which is 0.1"
-    assert abs((device - loader).mean()) < loader.std(ddof=1)
+    differences, one_image = device - loader, 1 / 150
+    error = 2 * differences.std(ddof=1) / 5**0.5
+    assert abs(differences.mean()) <= error + one_image
 
 
 def make_context(files: Path, data: Path, place: str = "auto", tiny: bool = False) -> Context:
@@ -318,22 +302,6 @@ def test_a_full_disk_falls_back_to_the_loader_unless_asked(
         assert isinstance(feed_of(make_context(files, tmp_path)), LoaderFeed)
     with pytest.raises(NoRoomError, match="the disk is full"):
         feed_of(make_context(files, tmp_path, "host"))
-
-
-def test_a_place_is_chosen_by_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_free_memory", lambda device: 1000)
-    assert place_for(100, "auto", CUDA) == "device"
-    assert place_for(101, "auto", CUDA) == "host"
-    assert place_for(999, "device", CUDA) == "device"
-    assert place_for(1, "host", CUDA) == "host"
-    assert place_for(10**15, "auto", CPU) == "device"
-    with pytest.raises(ExperimentError, match=r"has only 0\.0 GB left; use --data-on host"):
-        place_for(1000, "device", CUDA)
-
-
-def test_an_unknown_place_is_refused() -> None:
-    with pytest.raises(ExperimentError, match="--data-on must be auto, device, host or loader"):
-        Machine(data_on="gpu")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

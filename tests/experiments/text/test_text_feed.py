@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,12 @@ import torch
 from torch import Tensor
 
 from atomsep.experiments.loading import Shard, epoch_batches
+from atomsep.experiments.machine import Machine, make_fabric
+from atomsep.experiments.registry import find_experiment, run_key
+from atomsep.experiments.task import Context
+from atomsep.experiments.text import build
 from atomsep.experiments.text.data import as_samples
-from atomsep.experiments.text.feed import TokenFeed, bucketed_batches, tokenise
+from atomsep.experiments.text.feed import TokenFeed, Tokens, bucketed_batches, tokenise
 from atomsep.experiments.text.tiny import agreement, tiny_encoder
 
 CPU = torch.device("cpu")
@@ -147,3 +152,20 @@ def test_sentences_that_would_fill_the_device_stay_on_the_host(
     tokens = tokenise(texts, tokenizer, 6, torch.device("cuda"))
     assert {values.device.type for values in tokens.arguments.values()} == {"cpu"}
     assert tokens.batch(torch.tensor([0, 1])).labels.device.type == "cpu"
+
+
+def test_a_run_s_place_is_that_of_its_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: list[str] = []
+
+    def note(*given: Any) -> Tokens:
+        places.append(given[-1])
+        return tokenise(*given)
+
+    monkeypatch.setattr(build, "tokenise", note)
+    experiment = find_experiment("cola")
+    settings = run_key(experiment, "plain", 0, (), tiny=True).settings
+    fabric = make_fabric(Machine(device="cpu"), "32-true")
+    experiment.build(Context(settings, "plain", 0, fabric, tmp_path, tiny=True, data_on="host"))
+    assert places == ["host", "host"]  # training and held-out sentences

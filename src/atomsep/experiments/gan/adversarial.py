@@ -31,14 +31,15 @@ from atomsep.experiments.gan.experiments import AVERAGED
 from atomsep.experiments.gan.fidelity import Fidelity
 from atomsep.experiments.gan.grids import write_importance, write_samples
 from atomsep.experiments.gan.pictures import Pictures, normalise
-from atomsep.experiments.gan.sampling import draw_noise, generate, whole_batches
+from atomsep.experiments.gan.sampling import draw_noise, gather, generate, whole_batches
 from atomsep.experiments.gan.stacked import Modes, Stacks
 from atomsep.experiments.graphs import replayed
 from atomsep.experiments.latent import MethodOnLayer, read_importance
 from atomsep.experiments.loading import epoch_batches
-from atomsep.experiments.machine import place_for
+from atomsep.experiments.machine import move_if_it_fits
 from atomsep.experiments.optimisers import make_optimiser
 from atomsep.experiments.predicting import first_layer
+from atomsep.experiments.prefetching import sent
 from atomsep.experiments.task import Context, Task
 
 BETAS = (0.5, 0.999)
@@ -63,6 +64,7 @@ class Gan(Task):
     """
 
     on_layer: MethodOnLayer
+    training: Pictures | Stacks
     shown = SHOWN
 
     def __init__(
@@ -78,10 +80,10 @@ class Gan(Task):
         self.settings, self.seed, self.shard = settings, context.seed, context.shard
         self.judge, self.folder = judge, context.folder
         # On the device if they fit, so that a step does not wait for the host.
-        wanted = "auto" if context.data_on == "loader" else context.data_on
-        place = place_for(training.nbytes, wanted, self.fabric.device)
+        self.training, place = move_if_it_fits(
+            training.to, training.nbytes, context.data_on, self.fabric.device
+        )
         self.home = self.fabric.device if place == "device" else torch.device("cpu")
-        self.training = training.to(self.home)
         self.unreadable.update(training.unreadable)
         self.steps = len(self._epoch(0))
         for model in (generator, discriminator):
@@ -126,7 +128,8 @@ class Gan(Task):
         parts = self._epoch(epoch)
         order = torch.cat(parts).to(self.home)  # once per epoch
         indices = order.split([len(part) for part in parts])[start:]
-        return (self.training.batch(part).to(self.fabric.device) for part in indices)
+        images = (self.training.batch(part) for part in indices)
+        return images if self.home == self.fabric.device else sent(images, self.fabric.device)
 
     def step(self, batch: Tensor, progress: float) -> Mapping[str, Tensor]:
         """A step of the discriminator, then one of the generator with the same fakes."""
@@ -212,7 +215,8 @@ class Gan(Task):
             copies[AVERAGED] = self.average.weights.state_dict()
         metrics = {}
         for start, weights in copies.items():
-            samples = torch.cat([self.sample(part, weights) for part in noise])[:count]
+            batches = (self.sample(part, weights) for part in noise)
+            samples = gather(batches, count, self.fabric.device)
             for name, value in self.judge.compare(samples).items():
                 metrics[start + name] = round(value, 7)
         return metrics

@@ -15,7 +15,7 @@ from atomsep.experiments.gan.adversarial import Gan
 from atomsep.experiments.gan.classifier import classifier, kept_in
 from atomsep.experiments.gan.dcgan import Discriminator, Generator
 from atomsep.experiments.gan.experiments import DcganSettings
-from atomsep.experiments.gan.features import find_features
+from atomsep.experiments.gan.features import Features, features_before_images, find_features
 from atomsep.experiments.gan.fidelity import Fidelity
 from atomsep.experiments.gan.pictures import Pictures
 from atomsep.experiments.gan.sampling import TrainedGan
@@ -48,7 +48,7 @@ def build_own(context: Context) -> Task:
         skip, cache = context.settings.unreadable == "skip", context.data / "cache"
         return pictures.folder(Path(folder), channels, cache, skip)
 
-    return build(context, read, channels)
+    return build(context, read, channels, slow=True)
 
 
 def build_stacked(context: Context) -> Task:
@@ -75,16 +75,34 @@ def find_digits(context: Context) -> tuple[Pictures, Pictures]:
     return whole.take(order[part:]), whole.take(order[:part])
 
 
-def build(context: Context, read: Callable[[], Pictures], channels: int) -> Task:
-    """The networks of a seed with their images."""
+def build(
+    context: Context, read: Callable[[], Pictures], channels: int, *, slow: bool = False
+) -> Task:
+    """The networks of a seed with their images.
+
+    Args:
+        context: context of the run.
+        read: reads the images.
+        channels: colours of the images.
+        slow: whether reading takes long, so that missing features are to be said before.
+    """
     networks = make_networks(context.settings, channels)
+    features = features_before_images(context) if slow else None
     embedded = context.tiny and not getattr(context.settings, "folder", "")
     whole = pictures.digits(channels) if embedded else read()
-    return Gan(context, *networks, *training_and_judge(context, whole))
+    return Gan(context, *networks, *training_and_judge(context, whole, features))
 
 
-def training_and_judge(context: Context, whole: Pictures) -> tuple[Pictures, Fidelity]:
-    """The images to train on, and the judge: it compares with them, or with some held out."""
+def training_and_judge(
+    context: Context, whole: Pictures, features: Features | None = None
+) -> tuple[Pictures, Fidelity]:
+    """The images to train on, and the judge: it compares with them, or with some held out.
+
+    Args:
+        context: context of the run.
+        whole: all images.
+        features: what the judge compares; None for those that the settings select.
+    """
     settings = context.settings
     order = torch.randperm(len(whole), generator=stream(0, "training samples"))
     held_out = None
@@ -94,7 +112,8 @@ def training_and_judge(context: Context, whole: Pictures) -> tuple[Pictures, Fid
     training = whole
     if context.validation or settings.train_samples:
         training = whole.take(order[: settings.train_samples or None].sort().values)
-    return training, Fidelity(find_features(context, training), (held_out or training).images)
+    features = find_features(context, training) if features is None else features
+    return training, Fidelity(features, (held_out or training).images)
 
 
 def load(saved: Saved) -> TrainedGan:

@@ -51,7 +51,9 @@ class DcganSettings(Settings):
     evaluate_every: int = setting(
         1000, "steps between evaluations, counted back from the end; 0: only at the end", low=0
     )
-    average_last: int = setting(6, "number of last evaluations whose metrics are averaged", low=1)
+    average_last: int = setting(
+        6, "number of last evaluations whose metrics are averaged; if fewer, all", low=1
+    )
     learning_rate: float = setting(2e-4, "learning rate of Adam, for both networks", low=0)
     ema: float = setting(
         0.999, "decay per step of the generator's moving average; 0: none", low=0, high=1
@@ -131,7 +133,9 @@ class FacesSettings(GanSettings):
     evaluate_every: int = setting(
         50_000, "steps between evaluations, counted back from the end; 0: only at the end", low=0
     )
-    average_last: int = setting(1, "number of last evaluations whose metrics are averaged", low=1)
+    average_last: int = setting(
+        1, "number of last evaluations whose metrics are averaged; if fewer, all", low=1
+    )
     learning_rate: float = setting(5e-5, "learning rate of Adam, for the generator", low=0)
     rate_factor: float = setting(4.0, "learning rate of the discriminator over it", low=0)
     decay_from: float = setting(

@@ -80,7 +80,18 @@ class Features:
         return torch.cat(parts)
 
 
-def find_features(context: Context, pictures: Pictures) -> Features:
+def features_before_images(context: Context) -> Features | None:
+    """The features that the settings select; None if they are learned from the images.
+
+    What is missing is then said before a large folder is decoded.
+
+    Raises:
+        ExperimentError: they are not available; the message says what to do.
+    """
+    return None if context.settings.features == "classifier" else find_features(context)
+
+
+def find_features(context: Context, pictures: Pictures | None = None) -> Features:
     """The features that the settings select, ready to use.
 
     Args:
@@ -96,6 +107,7 @@ def find_features(context: Context, pictures: Pictures) -> Features:
     if kind == "inception":
         module = inception(context.settings.features_weights, context.download)
     elif kind == "classifier":
+        assert pictures is not None  # only other features are asked for without images
         module = classifier(pictures, device, kept_in(context))
     elif is_entry_point(kind):
         name, module = kind.partition(":")[2], make_module("features", kind)

@@ -6,7 +6,7 @@ of its batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +18,7 @@ from atomsep.experiments.classification import untouched_statistics
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.gan.pictures import as_bytes
 from atomsep.experiments.latent import read_importance
+from atomsep.experiments.machine import place_for
 from atomsep.experiments.randomness import generator as stream
 from atomsep.experiments.trained import Saved, TrainedRun
 
@@ -74,6 +75,34 @@ def whole_batches(count: int, batch: int) -> int:
         128
     """
     return -(-count // batch) * batch
+
+
+def gather(batches: Iterable[Tensor], count: int, device: torch.device) -> Tensor:
+    """The first images of batches as one tensor, without a second copy of them in memory.
+
+    It is on the device, or on the host if it would take much of the device's free memory.
+
+    Args:
+        batches: images on the device, at least `count` together.
+        count: number of images.
+        device: the device.
+
+    Example:
+        >>> gather([torch.zeros(2, 3), torch.ones(2, 3)], 3, torch.device("cpu")).mean(1)
+        tensor([0., 0., 1.])
+    """
+    images, done = None, 0
+    for batch in batches:
+        if images is None:
+            place = place_for(count * batch[0].nbytes, "auto", device)
+            home = device if place == "device" else torch.device("cpu")
+            images = batch.new_empty(count, *batch.shape[1:], device=home)
+        part = batch[: count - done]
+        images[done : done + len(part)] = part
+        done += len(part)
+    assert images is not None  # of a batch at least
+    assert done == count
+    return images
 
 
 class Generated(NamedTuple):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,16 +21,11 @@ from atomsep.experiments.loading import (
     check_labels,
     epoch_batches,
 )
-from atomsep.experiments.machine import place_for
-
-AHEAD = 2
-"""Batches that are cut out in advance where the images stay in the host's memory."""
+from atomsep.experiments.machine import move_if_it_fits
+from atomsep.experiments.prefetching import prefetched
 
 MOST = 2**23
 """Bytes of windows that are cut out and resized at once: their indices take eight times that."""
-
-
-T = TypeVar("T")
 
 
 class ResidentFeed:
@@ -76,15 +68,10 @@ class ResidentFeed:
         self.steps = len(self._parts(0))
         cuda = device.type == "cuda"
         self.layout = torch.channels_last if cuda else torch.contiguous_format
-        self.pixels = decoded.pixels
-        self.on_device = place_for(decoded.pixels.numel(), place, device) == "device"
-        if self.on_device:
-            try:
-                self.pixels = decoded.pixels.to(device)
-            except torch.OutOfMemoryError:  # another process took the memory in between
-                if place == "device":
-                    raise
-                self.on_device = False
+        self.pixels, home = move_if_it_fits(
+            decoded.pixels.to, decoded.pixels.numel(), place, device
+        )
+        self.on_device = home == "device"
 
     def _parts(self, epoch: int) -> list[Tensor]:
         count = len(self.decoded.labels)
@@ -113,7 +100,7 @@ class ResidentFeed:
         labels = self.decoded.labels[order].to(self.device)
         cuts: Iterator[list[list[Tensor]]] = ([v.cut(each) for v in views] for each in rows)
         if self.device.type == "cuda" and not self.on_device:
-            cuts = _ahead(cuts)
+            cuts = prefetched(cuts)
         for own, cut, unreadable in zip(rows, cuts, names, strict=True):
             inputs = [view.change(own, each) for view, each in zip(views, cut, strict=True)]
             yield Batch(inputs[0], labels[own], inputs[1] if inputs[1:] else None, unreadable)
@@ -172,14 +159,3 @@ def _pieces(rows: slice, extent: tuple[int, int]) -> list[slice]:
     step = max(1, MOST // (3 * extent[0] * extent[1]))
     starts = range(rows.start, rows.stop, step)
     return [slice(start, min(start + step, rows.stop)) for start in starts]
-
-
-def _ahead(items: Iterator[T]) -> Iterator[T]:
-    """Let a thread compute the next items."""
-    with ThreadPoolExecutor(1) as pool:
-        waiting: deque[Future[T | None]] = deque()
-        for _ in range(AHEAD):
-            waiting.append(pool.submit(next, items, None))
-        while (item := waiting.popleft().result()) is not None:
-            waiting.append(pool.submit(next, items, None))
-            yield item

@@ -58,7 +58,7 @@ def build(
     context = replace(context, settings=with_charge(settings, context.method, context.seed, model))
     train_feed, test_feed = (
         TokenFeed(
-            tokenise(texts, tokenizer, settings.max_length, context.fabric.device),
+            tokenise(texts, tokenizer, settings.max_length, context.fabric.device, context.data_on),
             batch=settings.batch,
             seed=context.seed,
             shard=context.shard,

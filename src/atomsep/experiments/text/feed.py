@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from atomsep.experiments.loading import ALONE, Batch, Shard, epoch_batches
-from atomsep.experiments.machine import place_for
+from atomsep.experiments.machine import move_if_it_fits
 from atomsep.experiments.randomness import generator
 from atomsep.experiments.samples import Samples
 from atomsep.experiments.text.models import quiet
@@ -41,6 +41,16 @@ class Tokens:
     left: bool
     multiple: int = 1
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of arguments and labels."""
+        return sum(values.nbytes for values in (*self.arguments.values(), self.labels))
+
+    def to(self, device: torch.device) -> Tokens:
+        """Arguments and labels on a device."""
+        arguments = {name: values.to(device) for name, values in self.arguments.items()}
+        return replace(self, arguments=arguments, labels=self.labels.to(device))
+
     def batch(self, indices: Tensor) -> Batch:
         """Some of the sentences, padded to the longest of them, or to the next multiple."""
         longest = -(-int(self.lengths[indices].max()) // self.multiple) * self.multiple
@@ -50,7 +60,9 @@ class Tokens:
         return Batch(inputs, self.labels[rows])
 
 
-def tokenise(texts: Samples, tokenizer: Any, length: int, device: torch.device) -> Tokens:
+def tokenise(
+    texts: Samples, tokenizer: Any, length: int, device: torch.device, place: str = "auto"
+) -> Tokens:
     """All sentences as tokens on a device, or on the host if they would fill the device.
 
     Args:
@@ -58,21 +70,24 @@ def tokenise(texts: Samples, tokenizer: Any, length: int, device: torch.device) 
         tokenizer: the model's tokenizer.
         length: the largest number of tokens; longer sentences are cut.
         device: the device that trains.
+        place: "auto", "device" or "host"; see `place_for`.
+
+    Raises:
+        ExperimentError: `place` is "device", and the tokens do not fit.
     """
     length = min(length, tokenizer.model_max_length)
     rows = tokenizer(texts.stored, truncation=True, max_length=length)
     lengths = torch.tensor([len(ids) for ids in rows["input_ids"]])
     with quiet():
         padded = tokenizer.pad(rows, return_tensors="pt")
-    size = sum(4 * values.numel() for values in padded.values())
-    home = device if place_for(size, "auto", device) == "device" else torch.device("cpu")
-    return Tokens(
-        {name: values.int().to(home) for name, values in padded.items()},
-        torch.tensor(texts.labels, device=home),
+    tokens = Tokens(
+        {name: values.int() for name, values in padded.items()},
+        torch.tensor(texts.labels),
         lengths,
         tokenizer.padding_side == "left",
         GPU_MULTIPLE if device.type == "cuda" else 1,
     )
+    return move_if_it_fits(tokens.to, tokens.nbytes, place, device)[0]
 
 
 class TokenFeed:

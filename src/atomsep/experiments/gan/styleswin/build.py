@@ -7,6 +7,7 @@ from pathlib import Path
 from atomsep.experiments.gan import pictures
 from atomsep.experiments.gan.build import load_networks, training_and_judge
 from atomsep.experiments.gan.experiments import FacesSettings
+from atomsep.experiments.gan.features import features_before_images
 from atomsep.experiments.gan.pictures import Pictures
 from atomsep.experiments.gan.sampling import TrainedGan
 from atomsep.experiments.gan.styleswin.discriminator import Discriminator
@@ -22,7 +23,8 @@ CELEBA = "celeba-hq"
 def build_faces(context: Context) -> Task:
     """StyleSwin on a folder of images."""
     networks = make_networks(context.settings)
-    return Faces(context, *networks, *training_and_judge(context, find_images(context)))
+    features = features_before_images(context)
+    return Faces(context, *networks, *training_and_judge(context, find_images(context), features))
 
 
 def find_images(context: Context) -> Pictures:
