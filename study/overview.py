@@ -193,7 +193,9 @@ PEERS = (
     Shown("gans", "small-cifar10", Arm("mode-seeking", 1.0)),
     Shown("settings", "digits", Arm("mode-seeking", 1.0)),
     Shown("peers", "flowers", Arm("koleo", 1.0)),
+    Shown("classifiers", "pets-10", Arm("koleo", 0.1)),
     Shown("peers", "flowers", Arm("atom-no-energy", 1.0)),
+    Shown("classifiers", "pets-10", Arm("atom-no-energy", 1.0)),
 )
 """Other losses, and parts of atom modeling, on the same tasks."""
 

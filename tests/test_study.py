@@ -201,6 +201,18 @@ def test_the_gain_on_faces_is_quoted_as_the_tables_have_it() -> None:
     assert overview.smallest_p() > 0.05, "no gain is significant"
 
 
+def test_the_gain_with_few_labels_is_quoted_as_the_table_has_it() -> None:
+    found = tables.compared("pets-10", "test", "top1")
+    ours, koleo = found[Arm("atom", 0.2)], found[Arm("koleo", 0.1)]
+    for page in ("README.md", "docs/results/index.md"):
+        assert f"{ours.difference:.1f} points of accuracy" in text_of(page)
+    assert f"points of accuracy (p = {ours.t_holm:.2f})" in text_of("README.md")
+    gains = overview.gains_in("classifiers", "pets-10")
+    assert min(each.worst_pair for each in gains.values()) > 0, "in all five seeds"
+    assert ours.difference == min(each.difference for each in found.values()), "least"
+    assert koleo.difference == max(each.difference for each in found.values()), "most"
+
+
 def test_the_gain_of_mode_seeking_is_quoted_as_the_table_has_it() -> None:
     gains = overview.gains_in("settings", "digits")
     seeking = gains.pop(Arm("mode-seeking", 1.0))
