@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 
 from atomsep.report.numbers import signed
-from study.overview import PEERS, SUMMARY, Gain, Shown, answer, r1_gain, shown
+from study.overview import PEERS, SUMMARY, Gain, Shown, answer, averages, r1_gain, shown
 from study.tables import ROOT, name_of
 from study.tasks import TASKS
 
@@ -71,6 +71,9 @@ def draw() -> str:
     """The picture."""
     groups = {
         "Atom modeling": {_label(each): gain for each, gain in shown(SUMMARY).items()},
+        "Atom modeling, moving average of the generator": {
+            _label(each): gain for each, gain in averages().items()
+        },
         "Other methods, and the constraints alone": {
             **{_label(each): gain for each, gain in shown(PEERS).items()},
             f"{TASKS['example-mnist'].title}: R1": r1_gain(),

@@ -209,6 +209,16 @@ def shown(lines: Sequence[Shown]) -> dict[Shown, Gain]:
     return {line: gain for line, gain in gains.items() if gain is not None}
 
 
+def averages() -> dict[Shown, Gain]:
+    """The GANs of the overview, by the moving average of the generator."""
+    names = {line: f"ema_{TASKS[line.task].metrics[0]}" for line in shown(SUMMARY)}
+    return {
+        line: gains_in(line.question, line.task, name)[line.arm]
+        for line, name in names.items()
+        if name in TASKS[line.task].metrics
+    }
+
+
 def smallest_p() -> float:
     """The smallest p of all lines of the overview, corrected for their number as well."""
     raw = [

@@ -175,10 +175,11 @@ def test_pages_are_those_of_the_collected_runs() -> None:
 def test_the_picture_is_that_of_the_collected_runs() -> None:
     drawn = forest.draw()
     assert forest.FILE.read_text() == drawn, "out of date: make study-tables"
-    found = {**overview.shown(overview.SUMMARY), **overview.shown(overview.PEERS)}
+    parts = (overview.shown(overview.SUMMARY), overview.shown(overview.PEERS), overview.averages())
+    found = [line for part in parts for line in part.items()]
     assert drawn.count("<circle") == len(found) + 1  # and R1
     ElementTree.fromstring(drawn)
-    for line, gain in found.items():
+    for line, gain in found:
         assert f"{signed(gain.mean, 1)} ({signed(gain.low, 1)} to" in drawn, line
 
 
@@ -233,6 +234,9 @@ def test_what_is_said_of_the_paper_and_of_stacked_mnist_holds() -> None:
     ablations = ("atom-no-neutrality", "atom-no-occupancy", "atom-no-constraints")
     assert {arm.method for arm in better} == {*ablations, "simclr"}, "three of the ablations"
     assert parts[Arm("atom-no-energy", 12.5)].mean < 0, "the constraints alone make it worse"
+    averages = overview.averages().values()
+    assert (sum(each.mean > 0 for each in averages), len(averages)) == (7, 9), "seven of nine"
+    assert "better" not in map(overview.answer, averages), "significantly in none"
     for question, task in (("example", "example-stacked"), ("strength", "stacked")):
         average = overview.gains_in(question, task, "ema_modes")[Arm("atom", 10.0)]
         assert average.worst_pair > 0, "more modes in all five seeds"
