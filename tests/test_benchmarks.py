@@ -113,6 +113,15 @@ def test_a_turn_has_a_step_with_and_one_without_the_penalty(
     assert f"must be from 2 to r1_every, which is 16: {steps}" in capsys.readouterr().err
 
 
+def two_classes(place: Path) -> Path:
+    """A folder with eight images for training and four for evaluation."""
+    for number in range(12):
+        file = place / "images" / ("val" if number < 4 else "train") / "ab"[number % 2]
+        file.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 40), (20 * number, 0, 0)).save(file / f"{number}.jpg")
+    return place / "images"
+
+
 @pytest.mark.slow
 def test_images_per_second_of_imagenet(
     results: Path,
@@ -121,14 +130,11 @@ def test_images_per_second_of_imagenet(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What is compiled runs uncompiled here: compiling a ResNet-50 takes minutes on a CPU."""
-    for number in range(12):
-        file = tmp_path / "images" / ("val" if number < 4 else "train") / "ab"[number % 2]
-        file.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (40, 40), (20 * number, 0, 0)).save(file / f"{number}.jpg")
+    folder = two_classes(tmp_path)
     small = ["--image", "32", "--batch", "4", "--workers", "0", "--device", "cpu", "--dry"]
     torch.compiler.set_stance("force_eager")
     try:
-        start(imagenet, monkeypatch, "--folder", str(tmp_path / "images"), *small)
+        start(imagenet, monkeypatch, "--folder", str(folder), *small)
     finally:
         torch.compiler.set_stance("default")
     printed = capsys.readouterr().out
@@ -145,12 +151,9 @@ def test_the_first_steps_on_imagenette(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The last norm of each block starts at 0 where the variant says so."""
-    for number in range(12):
-        file = tmp_path / "images" / ("val" if number < 4 else "train") / "ab"[number % 2]
-        file.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (40, 40), (20 * number, 0, 0)).save(file / f"{number}.png")
+    folder = two_classes(tmp_path)
     small = ["--image", "32", "--batch", "4", "--steps", "2", "--seeds", "0", "--dry"]
-    words = ["--folder", str(tmp_path / "images"), *small, "--variants", variant]
+    words = ["--folder", str(folder), *small, "--variants", variant]
     made: list[Any] = []
     resnet50, zero = imagenet_start.resnet50, imagenet_start.nn.init.zeros_
     monkeypatch.setattr(
