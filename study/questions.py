@@ -79,7 +79,14 @@ RULES = (
     *("atom-energy", "atom-decay", "atom-warm-up"),
 )
 WEIGHTS, SHARES = (1.0, 0.2, 5.0), (0.1, 0.03, 0.3)
-ALL_RULES = [*at(WEIGHTS, "atom"), *at(SHARES, *RULES)]
+ALL_RULES = [
+    *at(WEIGHTS, "atom"),
+    *at(SHARES, *RULES),
+    *at((0.1,), "atom-constraints"),
+]
+COMMON = [*at((1.0,), "atom"), *at((0.1,), "atom-calibrated", "atom-share")]
+"""What every task is to have, so that the rules can be compared over all of them."""
+
 PARTS = ("atom-no-constraints", "atom-no-energy")
 LATE = ("layer=layer4.1.bn2",)
 """The last block of a ResNet, before its activation."""
@@ -106,7 +113,7 @@ QUESTIONS = {
             "small-faces": SMALL_ARMS,
             "small-cifar10": SMALL_ARMS,
         },
-        {"stacked": 8},
+        {"stacked": 8, "small-faces": 10, "small-cifar10": 10},
     ),
     "paper": Question(
         "Which rows of the paper hold at its settings, the learning rate fixed?",
@@ -137,6 +144,13 @@ QUESTIONS = {
         {
             "mixtures": ALL_RULES,
             "digits": ALL_RULES,
+            "small-mnist": [
+                *at((1.0, 10.0), "atom"),
+                *at((0.1,), "atom-calibrated", "atom-share", "atom-warm-up"),
+                *at((0.03,), "atom-calibrated"),
+            ],
+            "small-mnist-r1": COMMON,
+            "small-mnist-long": COMMON,
             "small-stacked": [*at(WEIGHTS, "atom"), *at((0.1,), "atom-calibrated", "atom-share")],
             "example-mnist": [
                 *at((1.0, 10.0), "atom"),
@@ -150,6 +164,7 @@ QUESTIONS = {
                 *at((0.1,), "atom-capped", "atom-energy", "atom-constraints"),
                 *at((0.1,), "atom-decay", "atom-warm-up"),
             ],
+            "pets-10": [*COMMON, *at((0.2,), "atom"), *at((0.1,), "atom-constraints")],
             "pets": [
                 *at((0.2, 0.02, 1.0), "atom"),
                 *at((0.1,), "atom-calibrated", "atom-share", "atom-constraints", "atom-warm-up"),
@@ -179,7 +194,7 @@ QUESTIONS = {
             "pets-10": [Arm("atom", 0.2), Arm("atom-no-energy", 1.0), Arm("koleo", 0.1)],
             "imagenette": at((0.02, 0.2), "atom"),
         },
-        {"flowers": 10, "pets": 10, "imagenette": 10},
+        {"flowers": 10, "pets": 10, "pets-10": 10, "imagenette": 10},
     ),
     "text": Question(
         "Does it help to fine-tune an encoder?",

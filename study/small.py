@@ -91,6 +91,13 @@ def build_digits(context: Context) -> Task:
     return Gan(context, *networks, *training_and_judge(context, reduced(pictures.digits(1))))
 
 
+def build_mnist(context: Context) -> Task:
+    """A GAN on MNIST."""
+    networks = small_networks(context.settings, 1)
+    whole = pictures.digits(1) if context.tiny else pictures.mnist(context.data, context.download)
+    return Gan(context, *networks, *training_and_judge(context, reduced(whole)))
+
+
 def build_stacked(context: Context) -> Task:
     """A GAN on stacks of three MNIST digits."""
     networks = small_networks(context.settings, 3)
@@ -109,25 +116,33 @@ def build_own(context: Context) -> Task:
     return Gan(context, *networks, *training_and_judge(context, whole))
 
 
+DIGITS = replace(
+    MNIST,
+    name="digits-gan",
+    title="Digits, DCGAN",
+    summary="a small DCGAN on scikit-learn's digits at 16 px, for a CPU",
+    settings=GanSettings(
+        epochs=80,
+        learning_rate=5e-4,
+        evaluate_every=280,
+        average_last=3,
+        layer="main.4",
+        width=32,
+        z=64,
+        samples=1797,
+        features="classifier",
+    ),
+    tiny={"epochs": 1},
+    build=build_digits,
+)
+register_experiment(DIGITS)
 register_experiment(
     replace(
-        MNIST,
-        name="digits-gan",
-        title="Digits, DCGAN",
-        summary="a small DCGAN on scikit-learn's digits at 16 px, for a CPU",
-        settings=GanSettings(
-            epochs=80,
-            learning_rate=5e-4,
-            evaluate_every=280,
-            average_last=3,
-            layer="main.4",
-            width=32,
-            z=64,
-            samples=1797,
-            features="classifier",
-        ),
-        tiny={"epochs": 1},
-        build=build_digits,
+        DIGITS,
+        name="small-mnist-gan",
+        title="MNIST at 16 px, DCGAN",
+        summary="a small DCGAN on MNIST at 16 px, for a CPU",
+        build=build_mnist,
     )
 )
 register_experiment(
