@@ -2,77 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import ceil
 from statistics import fmean, median
-from typing import NamedTuple
 
-from atomsep.experiments.sweeps.comparison import ENOUGH, Comparison, compare, deviation, holm
-from atomsep.experiments.sweeps.comparison import Values as Seeds
+from atomsep.experiments.sweeps.comparison import compare, deviation
 from atomsep.report.numbers import interval_text, p_text, signed, spread_text
-from atomsep.report.verdict import SIGNIFICANT
 from study.equilibrium import table_rows
+from study.gains import MODE_SEEKING, PEERS, SUMMARY, Gain, answer, gains_in, shown
 from study.questions import PLAIN, QUESTIONS, Arm
 from study.results import read
-from study.tables import (
-    NARROW,
-    compared,
-    gain_sign,
-    in_words,
-    markdown,
-    name_of,
-    rows_of,
-    values_of,
-)
+from study.tables import NARROW, in_words, markdown, name_of, rows_of, values_of
 from study.tasks import TASKS
-
-
-class Gain(NamedTuple):
-    """What an arm gains over plain training, in per cent of plain training's mean.
-
-    Attributes:
-        mean: over the seeds that both have.
-        low: lower end of its 95 % interval.
-        high: upper end.
-        worst_pair: the smallest gain of a seed.
-        seeds: how many.
-        p: of the paired t test, corrected for all arms of the task.
-    """
-
-    mean: float
-    low: float
-    high: float
-    worst_pair: float
-    seeds: int
-    p: float
-
-
-def gains_in(question: str, task: str, metric: str = "") -> dict[Arm, Gain]:
-    """Every arm of a question with enough seeds against plain training."""
-    metric = metric or TASKS[task].metrics[0]
-    values = values_of(rows_of(question, task), metric)
-    return {
-        arm: _gain(metric, values[PLAIN], values[arm], each)
-        for arm, each in compared(task, QUESTIONS[question].phase, metric).items()
-        if arm in values and len(each.seeds) >= ENOUGH
-    }
-
-
-def r1_gain() -> Gain:
-    """What R1 gains on MNIST, without atom modeling."""
-    metric = TASKS["example-mnist"].metrics[0]
-    without, penalised = (
-        values_of(rows_of("example", task), metric)[PLAIN]
-        for task in ("example-mnist", "example-mnist-r1")
-    )
-    return _gain(metric, without, penalised, compare(without, penalised))
-
-
-def _gain(metric: str, plain: Seeds, own: Seeds, each: Comparison) -> Gain:
-    scale = 100 * gain_sign(metric) / fmean(plain[seed] for seed in each.seeds)
-    low, high = sorted((scale * each.low, scale * each.high))
-    pairs = [scale * (own[seed] - plain[seed]) for seed in each.seeds]
-    return Gain(fmean(pairs), low, high, min(pairs), len(pairs), each.t_holm)
 
 
 def rules() -> str:
@@ -96,7 +35,7 @@ def rules() -> str:
         cells = [signed(own[task].mean, 1) if task in own else "" for task in tasks]
         ends = (
             *(worst(own), fmean(gain.mean for gain in own.values())),
-            min(gain.worst_pair for gain in own.values()),
+            min(min(gain.pairs) for gain in own.values()),
         )
         lines.append([name_of(arm), *cells, *(signed(end, 1) for end in ends)])
     return markdown(lines)
@@ -105,10 +44,10 @@ def rules() -> str:
 def shares() -> str:
     """What weights amount to: the gradient's share at the start and at the end of the training."""
     lines = [["task", "arm", "share at the start, %", "share at the end, %"]]
-    for task in QUESTIONS["strength"].arms:
+    for task in TASKS:
         found: dict[Arm, list[list[float]]] = {}
-        for row in rows_of("strength", task):
-            if row.method == "atom" and len(row.shares) == 2:
+        for row in read(task):
+            if row.method == "atom" and not row.options and len(row.shares) == 2:
                 found.setdefault(row.arm, []).append(row.shares)
         for arm in sorted(found):
             ends = (median(100 * share for share in end) for end in zip(*found[arm], strict=True))
@@ -135,7 +74,7 @@ def distances() -> str:
     """How far apart samples are at the layer, and how the distances spread."""
     heads = ["start", "half way", "end", "quartiles at the end"]
     lines = [["task", "arm", *(f"{head}" for head in heads)]]
-    for question, task, chosen in SUMMARY:
+    for question, task, chosen, _ in SUMMARY:
         found: dict[Arm, list[list[float]]] = {}
         for row in rows_of(question, task):
             if row.arm in (PLAIN, chosen) and row.distances:
@@ -161,99 +100,40 @@ def budget() -> str:
     return markdown(lines)
 
 
-class Shown(NamedTuple):
-    """A line of the overview: an arm of a question on a task."""
-
-    question: str
-    task: str
-    arm: Arm
-
-
-SUMMARY = (
-    Shown("gans", "faces", Arm("atom-calibrated", 0.1)),
-    Shown("gans", "small-faces", Arm("atom-calibrated", 0.1)),
-    Shown("gans", "small-cifar10", Arm("atom-calibrated", 0.1)),
-    Shown("example", "example-mnist", Arm("atom", 10.0)),
-    Shown("example", "example-mnist-r1", Arm("atom", 10.0)),
-    Shown("example", "example-stacked", Arm("atom", 10.0)),
-    Shown("strength", "stacked", Arm("atom", 10.0)),
-    Shown("strength", "small-stacked", Arm("atom", 1.0)),
-    Shown("settings", "digits", Arm("atom", 1.0)),
-    Shown("strength", "flowers", Arm("atom", 0.2)),
-    Shown("classifiers", "pets-10", Arm("atom", 0.2)),
-    Shown("text", "cola", Arm("atom", 0.01)),
-    Shown("text", "poem", Arm("atom", 0.01)),
-    Shown("paper", "demo", Arm("atom", 12.5)),
-    Shown("settings", "mixtures", Arm("atom", 2.5)),
-)
-"""What the overview shows of each task: one arm of atom modeling."""
-
-PEERS = (
-    Shown("gans", "small-faces", Arm("mode-seeking", 1.0)),
-    Shown("gans", "small-cifar10", Arm("mode-seeking", 1.0)),
-    Shown("settings", "digits", Arm("mode-seeking", 1.0)),
-    Shown("peers", "flowers", Arm("koleo", 1.0)),
-    Shown("classifiers", "pets-10", Arm("koleo", 0.1)),
-    Shown("peers", "flowers", Arm("atom-no-energy", 1.0)),
-    Shown("classifiers", "pets-10", Arm("atom-no-energy", 1.0)),
-)
-"""Other losses, and parts of atom modeling, on the same tasks."""
-
-SMALL = 5.0
-"""Gains below this, in per cent, are called small where a larger one is excluded."""
-
-
-def shown(lines: Sequence[Shown]) -> dict[Shown, Gain]:
-    """The lines that have been trained."""
-    gains = {line: gains_in(line.question, line.task).get(line.arm) for line in lines}
-    return {line: gain for line, gain in gains.items() if gain is not None}
-
-
-def averages() -> dict[Shown, Gain]:
-    """The GANs of the overview, by the moving average of the generator."""
-    names = {line: f"ema_{TASKS[line.task].metrics[0]}" for line in shown(SUMMARY)}
-    return {
-        line: gains_in(line.question, line.task, name)[line.arm]
-        for line, name in names.items()
-        if name in TASKS[line.task].metrics
-    }
-
-
-def smallest_p() -> float:
-    """The smallest p of all lines of the overview, corrected for their number as well."""
-    raw = [
-        compared(line.task, QUESTIONS[line.question].phase, TASKS[line.task].metrics[0])[line.arm].t
-        for line in shown(SUMMARY)
-    ]
-    return min(holm(raw))
-
-
-def answer(gain: Gain) -> str:
-    """What a gain shows: a difference, that it is small at most, or nothing.
-
-    Example:
-        >>> answer(Gain(0.3, -1.4, 1.9, -2.0, 5, 0.9)), answer(Gain(30, -41, 104, -9, 5, 0.6))
-        ('under 2 %', 'open')
-    """
-    if gain.p < SIGNIFICANT:
-        return "better" if gain.mean > 0 else "worse"
-    return f"under {max(1, ceil(gain.high))} %" if gain.high <= SMALL else "open"
-
-
 def summary() -> str:
     """Every task in one line: plain training against atom modeling."""
-    lines = [["task", "metric", "seeds", "plain", "arm", "gain, %", "p", "answer"]]
+    lines = [["task", "metric", "seeds", "plain", "arm", "gain, %", "p", "corrected", "answer"]]
     for line, gain in shown(SUMMARY).items():
         metric = TASKS[line.task].metrics[0]
         plain = values_of(rows_of(line.question, line.task), metric)[PLAIN]
         interval = f"{signed(gain.low, 1)} to {signed(gain.high, 1)}"
-        cells = [str(gain.seeds), f"{fmean(plain.values()):.2f}", name_of(line.arm)]
+        arm = name_of(line.arm) + ("" if line.before else "*")
+        cells = [str(len(gain.pairs)), f"{fmean(plain.values()):.2f}", arm]
         cells += [
             f"{signed(gain.mean, 1)} ({interval})",
-            p_text(gain.p),
+            *(p_text(gain.p), p_text(gain.p_holm)),
             answer(gain).replace(" ", NARROW),
         ]
         lines.append([TASKS[line.task].title, in_words(metric), *cells])
+    return markdown(lines)
+
+
+def coverage() -> str:
+    """Precision and recall of averaged generators: whether a gain is quality or variety."""
+    lines = [["task", "arm", "seeds", "precision", "p", "recall", "p"]]
+    for line in (*SUMMARY, *(each for each in PEERS if each.arm == MODE_SEEKING)):
+        if not {"ema_precision", "ema_recall"} <= set(TASKS[line.task].metrics):
+            continue
+        cells: list[str] = []
+        seeds = 0
+        for metric in ("ema_precision", "ema_recall"):
+            values = values_of(rows_of(line.question, line.task), metric)
+            each = compare(values.get(PLAIN, {}), values.get(line.arm, {}))
+            seeds = len(each.seeds)
+            gap = f"{signed(each.difference)} ({interval_text(each.low, each.high)})"
+            cells += [gap, p_text(each.t)]
+        if seeds:
+            lines.append([TASKS[line.task].title, name_of(line.arm), str(seeds), *cells])
     return markdown(lines)
 
 

@@ -6,7 +6,17 @@ import re
 from pathlib import Path
 
 from study import forest
-from study.overview import broken, budget, distances, equilibrium, rules, sampling, shares, summary
+from study.overview import (
+    broken,
+    budget,
+    coverage,
+    distances,
+    equilibrium,
+    rules,
+    sampling,
+    shares,
+    summary,
+)
 from study.paper_rows import paper_rows
 from study.tables import PAGES, of_task
 
@@ -18,6 +28,7 @@ TABLES = (
     equilibrium,
     budget,
     summary,
+    coverage,
     paper_rows,
     sampling,
 )

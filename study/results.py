@@ -40,6 +40,8 @@ class Row:
         shares: the gradient's share at the start and at the end, if it was measured.
         distances: median distance of samples at the layer at the start, half way and at the end,
             and the quartiles at the end; empty for runs that have none.
+        commit: the commit of this project that trained it, with "+" if it was changed; not known
+            of older runs.
     """
 
     phase: str
@@ -56,6 +58,7 @@ class Row:
     versions: dict[str, str]
     shares: list[float]
     distances: list[float] = field(default_factory=list)
+    commit: str | None = None
 
     @property
     def arm(self) -> Arm:
@@ -173,6 +176,7 @@ def _row(each: Planned, out: Path) -> Row | None:
         versions={name: result["versions"][name] for name in ("torch", "atomsep")},
         shares=[float(f"{share:.3g}") for share in shares],
         distances=_distances(each.key.folder(out) / NAME),
+        commit=result["commit"],
     )
 
 

@@ -40,8 +40,11 @@ NAMES = {
 }
 """Metrics in words, where their names are not."""
 
-WORDS = ("task", "metric", "arm", "answer", "nearest task here")
+WORDS = ("task", "metric", "arm", "answer", "nearest task here", "a gain like the paper's")
 """Heads of columns of words; the first column is one too."""
+
+P = ("p", "corrected")
+"""Heads of the p values: of one comparison, and corrected for all arms of the task."""
 
 NARROW = "\u00a0"
 """A space at which no line breaks, for cells that are narrow."""
@@ -112,19 +115,19 @@ def of_task(question: str, task: str, metric: str = "") -> str:
     values = values_of(rows, metric)
     if PLAIN not in values:
         return "No runs yet.\n"
-    lines = [["arm", "seeds", in_words(metric), "difference", "better", "p", "broken down"]]
+    lines = [["arm", "seeds", in_words(metric), "difference", "better", *P, "broken down"]]
     comparisons = compared(task, QUESTIONS[question].phase, metric)
     for arm in _ordered(question, task, values):
         own, each = values[arm], comparisons.get(arm)
         cells = [name_of(arm), str(len(own))]
         cells.append(spread_text(fmean(own.values()), deviation(own.values())))
         if each is None:
-            cells += ["", "", ""]
+            cells += ["", "", "", ""]
         else:
             gained = (gain_sign(metric) * (own[s] - values[PLAIN][s]) > 0 for s in each.seeds)
             interval = f" ({interval_text(each.low, each.high)})" if isfinite(each.low) else ""
             cells += [signed(each.difference) + interval, f"{sum(gained)} of {len(each.seeds)}"]
-            cells.append(p_text(each.t_holm))
+            cells += [p_text(each.t), p_text(each.t_holm)]
         ends = sum(row.broken_down is not None for row in rows if row.arm == arm)
         lines.append([*cells, str(ends) if ends else ""])
     tuned = ", ".join(f"{value:g}" for value in sorted({row.tuned for row in rows}))

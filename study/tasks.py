@@ -131,7 +131,7 @@ TASKS = {
         gpu_seconds=8,
     ),
     "example-mnist-r1": Task(
-        *("MNIST DCGAN with R1", "mnist-gan", GAN, (*EXAMPLE_MNIST, "r1=1")),
+        *("MNIST DCGAN as in the example, with R1", "mnist-gan", GAN, (*EXAMPLE_MNIST, "r1=1")),
         ("learning_rate", (2e-4,)),
         tries=1,
         gpu_seconds=12,
@@ -169,7 +169,7 @@ TASKS = {
         gpu_seconds=5,
     ),
     "faces": Task(
-        *("UTKFace, DCGAN", "own-gan", COLOUR),
+        *("UTKFace, DCGAN at its usual rate", "own-gan", COLOUR),
         (
             *(*FAST, COLOUR_FEATURES, "batch=128", "epochs=20", "samples=2500"),
             *("evaluate_every=0", "average_last=1", "folder={data}/utkface-64"),

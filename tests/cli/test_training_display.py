@@ -83,6 +83,19 @@ def test_a_weight_of_zero_is_not_called_small(
     assert ("small" in said(capsys)[-1]) is hinted
 
 
+@pytest.mark.parametrize(
+    ("share", "hint"),
+    [(0.00099, "small"), (0.001, ""), (0.5, ""), (1.0, ""), (1.01, "large")],
+)
+def test_a_share_under_a_tenth_of_a_per_cent_or_over_all_of_the_task_s_gets_a_hint(
+    share: float, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    TrainingDisplay(make_console()).strength({"gradient_share": share}, 1)
+    [line] = said(capsys)
+    assert line.partition("the task's")[2].startswith(f". This is {hint}" if hint else "")
+    assert ("This is" in line) is bool(hint)
+
+
 def hear(key: RunKey, root: Path) -> tuple[list[tuple[int, float]], list[str], dict[str, Any]]:
     """Shares and sentences that a run tells its listener, and the result."""
     told, sentences = [], []
