@@ -103,13 +103,13 @@ def _not_built(rows: list[dict[str, str]]) -> list[str]:
 HEAD = """# Models
 
 `python -m benchmarks.zoo` attaches to third-party models with no argument except the layer's name,
-and compares the gradients of all parameters with the gradients of a hand-written hook.
+and compares the gradients of all parameters with those of a hand-written hook.
 
 - **Models** are chosen by a rule. Of {whole} models tried, {models} could be built and run in a
-  small size, without weights; the rest are [listed below](#not-measured).
+  small size, without pretrained weights; the rest are [listed below](#not-measured).
 - **Layers.** Three per model: the layer that [`atomsep.layers`](guide.md#finding-a-layer)
-  recommends, one in the middle, and the last one with tokens. Models that read text or sound are
-  also tested with padding.
+  recommends, one in the middle, and the last one with tokens. Models for text or sound are also
+  tested with padding.
 - **Ground truth.** The positions of tokens, padding and class tokens are found by running each
   model on batches of different sizes, not by atomsep. Where a module returns the mask of its
   tokens, that mask is used.
@@ -137,6 +137,6 @@ WRONG = (
 )
 CRASHED = "These stop with an error that atomsep does not raise itself."
 NOT_BUILT = (
-    "Models that cannot be built or run offline by the rules for tiny configurations and inputs, "
-    "and layers whose tokens cannot be inferred from sizes."
+    "These are models that cannot be built or run offline by the rules for tiny configurations and "
+    "inputs, and layers whose tokens cannot be inferred from sizes."
 )

@@ -60,7 +60,7 @@ class AtomStatistics(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Atoms:
-    """A batch of samples, each read as an atom.
+    """A batch of samples, each treated as an atom.
 
     Attributes:
         charge: token importance q in [-1, 1], `(M, N)`; 0 on padding.
@@ -99,7 +99,7 @@ def form_atoms(
     charge: ScoreMap = 0,
     position: PositionMap = None,
 ) -> Atoms:
-    r"""Read every sample of a latent as an atom.
+    r"""Form an atom from every sample of a latent.
 
     $$q_i = \tanh(Q(e_i)/2), \quad m_i = 1 - \max(-q_i, 0), \quad
       \mu = \tfrac1N \sum_i m_i p_i, \quad r = \tfrac1N \sum_i (1 - m_i) \lVert p_i - \mu \rVert$$

@@ -123,7 +123,7 @@ def test_a_large_ratio_that_is_usual_is_no_alarm(capsys: pytest.CaptureFixture[s
         ("report .", "there is no finished run under ."),
         ("list synthetc", "did you mean 'synthetic'?"),
         ("train synthetic --set batch=9999999999999999999999", "batch must be at most 2147483647"),
-        ("train synthetic --seed 99999999999999999999", "a seed must lie between 0 and 92233720"),
+        ("train synthetic --seed 99999999999999999999", "a seed must be between 0 and 92233720"),
         ("sweep synthetic --seeds 999999999999", "is more than 10000 seeds; choose fewer"),
         ("sweep synthetic --mps --device cpu", "--mps needs an NVIDIA GPU; leave it out, or"),
         ("sweep synthetic --seeds 5-99999999999999999999", "is more than 10000 seeds"),

@@ -120,7 +120,7 @@ def test_a_function_of_ones_own(capsys: pytest.CaptureFixture[str], folder: Path
             "resnet81",
             "there is no model 'resnet81' in torchvision or timm; did you mean 'resnet18'?",
         ),
-        ("resnet81", "For a model of Hugging Face, write OWNER/NAME"),
+        ("resnet81", "For a Hugging Face model, write OWNER/NAME"),
         ("qqqq", "there is no model 'qqqq' in torchvision or timm."),
         ("qqqq", "qqqq cannot be loaded from Hugging Face: "),
         ("own_layers:only_a_model", "must return a model and an example batch, not Linear"),

@@ -168,8 +168,11 @@ def test_mode_seeking_never_has_a_share(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("epochs", "sentence"),
     [
-        (1, "The result is that of the only evaluation, though average_last is 3"),
-        (2, "The result is the mean of 2 evaluations, which are all of this run, and not of 3"),
+        (1, "The result is that of the only evaluation, although average_last=3"),
+        (
+            2,
+            "The result is the mean of only 2 evaluations: this run has fewer than average_last=3",
+        ),
         (3, None),
     ],
 )

@@ -96,7 +96,7 @@ def test_only_what_fits_can_be_registered() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**63])
 def test_seeds_that_generators_do_not_take_are_refused(seed: int) -> None:
-    with pytest.raises(ExperimentError, match="a seed must lie between 0 and"):
+    with pytest.raises(ExperimentError, match="a seed must be between 0 and"):
         run_key(SYNTHETIC, "atom", seed)
     assert run_key(SYNTHETIC, "atom", 2**63 - 1).seed == 2**63 - 1
 

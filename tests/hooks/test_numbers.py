@@ -55,8 +55,8 @@ def compiled(model: nn.Module, attachment: Attachment) -> None:
         (before_backward, r"Read stats after backward\(\)"),
         (task_alone, r"only the task's gradient.*\(task \+ attachment.loss\(\)\).backward\(\)"),
         (loss_alone, r"only the atom loss's gradient.*does not depend on the layer"),
-        (evaluated, r"the last forward was no training forward"),
-        (compiled, r"compiled models show none. Watch some steps before you compile"),
+        (evaluated, r"the last forward pass was not in training"),
+        (compiled, r"compiled models have none. Watch some steps before you compile"),
     ],
 )
 def test_why_there_is_no_share(step: Callable[[nn.Module, Attachment], None], reason: str) -> None:

@@ -137,7 +137,7 @@ def test_tokens_that_fit_no_grid_all_count_and_that_is_said(size: tuple[int, int
         latent = model(images)
     model(images)  # once
     assert attachment.importance.shape == latent.shape[:2]
-    assert "class tokens, but which tokens they are is not certain" in repr(attachment)
+    assert "class tokens, but it is not certain which they are" in repr(attachment)
     attachment.detach()
     for given in (0, 3):
         with atomsep.attach(model, "norm", skip_tokens=given) as explicit:

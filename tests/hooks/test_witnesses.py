@@ -63,7 +63,7 @@ def test_an_evaluation_before_training_waits_for_the_graph() -> None:
     attachment = atomsep.attach(model, "layer")
     with torch.no_grad():
         model(IMAGES)
-    with pytest.raises(RuntimeError, match=r"has no layout yet: .*without a graph only the types"):
+    with pytest.raises(RuntimeError, match=r"has no layout yet: .*without a graph, only the types"):
         _ = attachment.importance
     model.train()(IMAGES)
     attachment.loss()
@@ -108,7 +108,7 @@ def test_a_weight_with_one_axis_tells_without_a_graph() -> None:
 def test_a_frozen_trunk_is_refused_in_training() -> None:
     model = conv_tanh().requires_grad_(False)
     atomsep.attach(model, "layer")
-    with pytest.raises(ValueError, match="not certain .*of a layer that gradients reach"):
+    with pytest.raises(ValueError, match="not certain .*if gradients reach the layer"):
         model(IMAGES)
 
 
@@ -170,7 +170,7 @@ def test_a_batch_as_long_as_its_sequences_follows_earlier_forwards() -> None:
     ):
         model(torch.randn(5, 5, 4))  # nobody can tell
     assert "channels_last" in decided(attachment)
-    assert decided(attachment).endswith(", axis 0 taken for the samples")
+    assert decided(attachment).endswith(", axis 0 assumed to hold the samples")
     model(torch.randn(2, 5, 4))
     assert "length_first (L, M, C)" in decided(attachment)
     model(torch.randn(5, 5, 4))  # warnings are errors
@@ -239,7 +239,7 @@ def test_who_is_not_asked_for_the_samples() -> None:
     for model, x in (Patches(), torch.randn(16, 3, 8, 8)), (Recurrent(), torch.randn(5, 5, 4)):
         attachment = atomsep.attach(model, "layer")
         model(x)  # warnings are errors
-        assert "axis 0 taken for the samples" in decided(attachment)
+        assert "axis 0 assumed to hold the samples" in decided(attachment)
 
 
 def test_a_part_that_is_called_by_itself_has_no_number_of_samples() -> None:

@@ -101,7 +101,7 @@ def test_scores_that_are_not_maps_of_the_images() -> None:
     images = torch.zeros(2, 1, 4, 4)
     with pytest.raises(ValueError, match=r"of 2 images must have shape \(2, h, w\), not \(2, 4\)"):
         deletion_and_insertion(known, images, images, torch.zeros(2, 4))
-    with pytest.raises(ValueError, match="steps=16 must lie between 1 and the number of tokens, 4"):
+    with pytest.raises(ValueError, match="steps=16 must be between 1 and the number of tokens, 4"):
         deletion_and_insertion(known, images, images, torch.zeros(2, 2, 2))
 
 

@@ -115,10 +115,10 @@ class TrainingDisplay(_Display, Listener):
     def few_evaluations(self, number: int, wanted: int) -> None:
         """Print what the result will be the mean of."""
         self.say(
-            f"The result is the mean of {counted(number, 'evaluation')}, which are all of this "
-            f"run, and not of {wanted}, as average_last says"
+            f"The result is the mean of only {counted(number, 'evaluation')}: this run has "
+            f"fewer than average_last={wanted}"
             if number > 1
-            else f"The result is that of the only evaluation, though average_last is {wanted}"
+            else f"The result is that of the only evaluation, although average_last={wanted}"
         )
 
     def strength(self, shares: Mapping[str, float], step: int) -> None:

@@ -31,7 +31,8 @@ def explain(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the maps; by default explained/ in the run's.")
+        Path | None,
+        typer.Option(help="Folder for the maps; by default explained/ in the run's folder."),
     ] = None,
     device: arguments.Device = "cpu",
 ) -> None:

@@ -16,17 +16,17 @@ def faithful(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="Folders of finished runs, or folders that hold some."
+            metavar="RUN...", help="Folders of finished runs, or folders that contain some."
         ),
     ],
     images: Annotated[
         int, typer.Option(min=2, help="Held-out images per run, spread over all of them.")
     ] = 500,
-    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("faithful"),
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("faithful"),
     data: arguments.Data = Path("data"),
     device: arguments.Device = "cpu",
 ) -> None:
-    """Measure how faithful the charges of image classifiers are, against other maps and the truth.
+    """Measure how faithful the charges of image classifiers are, compared with other maps.
 
     Deletion removes the tokens with the highest scores first, and insertion brings them back: the
     area under the predicted class's probability is small, or large, for a faithful map. Where the

@@ -19,7 +19,7 @@ def layers(
         ),
     ],
 ) -> None:
-    """Show the layers of a model that `atomsep.attach` can take, and the one to start with.
+    """Show the layers of a model that `atomsep.attach` accepts, and the one to start with.
 
     The model is built without weights and runs once on noise.
 

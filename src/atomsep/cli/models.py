@@ -49,7 +49,7 @@ def find_model(name: str) -> tuple[nn.Module, Any]:
     if "/" not in name and difflib.get_close_matches(name, known, 1, CLOSE):
         # A misspelt name, which would make the hub's client try again and again.
         sought = unknown("model", name, known, "in torchvision or timm")
-        raise ExperimentError(f"{sought}. For a model of Hugging Face, write OWNER/NAME")
+        raise ExperimentError(f"{sought}. For a Hugging Face model, write OWNER/NAME")
     try:
         return _hugging_face(name)
     except ModuleNotFoundError:

@@ -84,7 +84,7 @@ def cached_arrays(
             _make_once(place, key, make, expected / share)
         except _ReadOnlyError as error:
             raise NoRoomError(
-                f"neither {folder} nor {place.parent} can be written ({error}), so that decoded "
+                f"neither {folder} nor {place.parent} can be written ({error}), so decoded "
                 f"data cannot be kept; make one of them writable"
             ) from None
     return _mapped(place)

@@ -104,7 +104,7 @@ def run_key(
     if method not in experiment.methods:
         raise unknown("method", method, experiment.methods, f"for {experiment.name}")
     if not 0 <= seed <= LAST_SEED:
-        raise ExperimentError(f"a seed must lie between 0 and {LAST_SEED}, not be {seed}")
+        raise ExperimentError(f"a seed must be between 0 and {LAST_SEED}, not {seed}")
     settings = override(experiment.settings, experiment.tiny if tiny else {})
     settings = change(settings, assignments)
     if method == "plain":  # has neither, and is one run whatever the others are given

@@ -66,7 +66,7 @@ class LossAdder(Hook):
     def _tell_of_no_loss(self, output: Any, found: bool) -> None:
         got, advice = "without a loss", "call the model with labels"
         if found:
-            got = "whose number there has no gradient, so it is no loss to train"
+            got = "whose number there has no gradient, so it is not a loss to train"
             advice = "pass the name or index of the loss"
         elif isinstance(output, Tensor):
             got = f"of shape {tuple(output.shape)}"

@@ -46,8 +46,8 @@ def attach(
             training it forms pairs over all processes, and averages the maps' gradients.
         weight: factor of the loss; can be changed during training.
         layout: "channels_first" for (M, C, H, W) and (M, C, L), "channels_last" for (M, L, C) and
-            (M, H, W, C), "length_first" for (L, M, C), or "auto" to decide it in the first forward;
-            `print(attachment)` then shows what was decided, and why.
+            (M, H, W, C), "length_first" for (L, M, C), or "auto" to detect it in the first
+            forward pass; `print(attachment)` then shows what was decided, and why.
         mask: None uses the `attention_mask` or `key_padding_mask` of the calls around the layer, a
             name uses the argument of that name, a callable `(args, kwargs) -> mask` computes the
             mask from the model's arguments, and False uses no mask. Masks have shape `(M, L)` or
@@ -56,23 +56,23 @@ def attach(
         select: index or key of the tensor if the layer returns a tuple or a mapping.
         skip_tokens: number of tokens in front to leave out, or "auto" for the class, distillation
             and register tokens of a vision transformer.
-        watch_gradients: whether `stats` shows how strong the loss's gradient is against the
+        watch_gradients: whether `stats` shows how strong the loss's gradient is compared with the
             task's; can be changed at any step. It costs a copy of the gradient.
         runs: which runs count if a layer runs several times before `loss()`: "last", or "mean" for
             the mean of their losses. None counts the last, and warns if an earlier one was trained.
         missing: "zero" makes the loss of a layer that did not run 0 (LayerDrop); "error" raises.
-        in_eval: "zero" makes the loss 0 after a forward in evaluation mode, for a step shared by
-            training and validation; "error" raises.
+        in_eval: "zero" makes the loss 0 after a forward pass in evaluation mode, for code that
+            training and validation share; "error" raises.
         add_to: None leaves it to you to add `attachment.loss()`. For a model that returns its own
             loss, the name or index of that loss in its output, usually "loss": the model then adds
-            the atom loss itself in every training forward, as trainers need it.
+            the atom loss itself in every forward pass in training, as trainers need it.
 
     Returns:
         The attachment, with the loss, importance and statistics of the layer.
 
     Raises:
         ValueError: the target matches nothing, or an argument is out of range. A layout that is
-            not certain is refused in the first forward, in a message that names the shapes.
+            not certain is refused in the first forward pass, in a message that names the shapes.
         TypeError: an argument has the wrong type, for example a weight in the place of the loss.
 
     Example:

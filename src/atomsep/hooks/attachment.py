@@ -77,7 +77,7 @@ class Attachment(KnownNames):
 
     @property
     def watch_gradients(self) -> bool:
-        """Whether the next forwards are watched for `stats`; can be changed at any step."""
+        """Whether the next forward passes are watched for `stats`; can be changed at any step."""
         return self._watch_gradients
 
     @watch_gradients.setter
@@ -90,16 +90,16 @@ class Attachment(KnownNames):
         return [tap.name for tap in self._taps]
 
     def loss(self) -> Tensor:
-        """The weighted loss of the last training forward, to be added to the task's loss.
+        """The weighted loss of the last forward pass in training, to add to the task's loss.
 
         With several layers, it is the mean of their losses, on the device of the last one. If a
         layer ran more than once since the last call, its last run counts, or the mean of all runs
         with `runs="mean"`.
 
         Raises:
-            RuntimeError: there was no training forward since the last call (see `missing` and
-                `in_eval` of `attach`), the attachment was detached, or the output was overwritten
-                in place for the first time after earlier steps left it unchanged.
+            RuntimeError: there was no forward pass in training since the last call (see `missing`
+                and `in_eval` of `attach`), the attachment was detached, or the output was
+                overwritten in place for the first time after earlier steps left it unchanged.
         """
         for tap in self._taps:
             check_loss(tap)  # before any is taken
@@ -114,7 +114,7 @@ class Attachment(KnownNames):
 
     @property
     def importance(self) -> Any:
-        """Token importance of the last forward, in training or not.
+        """Token importance of the last forward pass, in training or evaluation.
 
         `(M, H, W)` for maps and `(M, L)` for sequences, float32, 0 on padding. With several
         layers, a dictionary by name.
@@ -123,9 +123,9 @@ class Attachment(KnownNames):
 
     @property
     def stats(self) -> dict[str, Any]:
-        """What the last forward was like, as numbers; it is the forward of `importance`.
+        """Statistics of the last forward pass, the one that `importance` belongs to.
 
-        training is 1 if it was a training forward, which has a loss, and 0 otherwise. energy,
+        training is 1 if it was in training, so that it has a loss, and 0 otherwise. energy,
         neutrality and occupancy are unweighted and in the loss's scale. distance is the mean over
         pairs of nuclei and radius the mean over samples. protons, electrons and neutrons are the
         shares P/N, G/N and the rest. charge_square is the mean of q². position_share is the share
@@ -141,14 +141,14 @@ class Attachment(KnownNames):
         the weighted loss's gradient at the layer's output over that of the gradient that arrives
         there from the rest of the model. gradient_share_charge and gradient_share_positions are
         the same in the charge's feature and in all others, unless learned maps read them. Compiled
-        models do not show them. Where they are absent, `stats["gradient_share"]` raises a KeyError
+        models do not have them. Where they are absent, `stats["gradient_share"]` raises a KeyError
         that says why, and `stats.get("gradient_share")` is None.
         """
         numbers: dict[str, Any] = self._each(LayerTap.stats)
         return numbers if len(self._taps) == 1 else Numbers(numbers, by_layer(numbers))
 
     def gradient_shares(self) -> dict[str, Any]:
-        """The shares of gradients of `stats`, over the samples of all processes.
+        """The gradient shares of `stats`, over the samples of all processes.
 
         Both norms are those of one process on the concatenated batch, so they are equal on every
         process. They need an exchange: call it on every process, after the backward pass. Empty
@@ -178,9 +178,9 @@ class Attachment(KnownNames):
     def paused(self) -> Iterator[None]:
         """A context in which the hooks do nothing and the model runs as if it were not attached.
 
-        For what cannot run with hooks. It applies to all threads and can be nested; what was held
-        before stays. Tracing and export leave the hooks out by themselves, except torch.export with
-        strict=True in PyTorch 2.6.
+        For code that cannot run with hooks. It applies to all threads and can be nested; what was
+        kept before stays. Tracing and export leave the hooks out by themselves, except torch.export
+        with strict=True in PyTorch 2.6.
 
         Example:
             >>> import atomsep
@@ -196,7 +196,7 @@ class Attachment(KnownNames):
             self._switch.pauses.pop()
 
     def detach(self) -> None:
-        """Remove all hooks from the model and drop what is held of the last forward."""
+        """Remove all hooks from the model, and drop what is kept from the last forward pass."""
         self._switch.attached = False
         if self._adder is not None:
             self._adder.handle.remove()

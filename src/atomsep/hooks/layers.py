@@ -30,7 +30,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer that one can attach to.
+    """A layer that `attach` accepts.
 
     Attributes:
         name: its dotted name, the target for `attach`.
@@ -55,7 +55,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers that one can attach to, in the order in which they end; see `layers`.
+    """The layers that `attach` accepts, in the order in which they end; see `layers`.
 
     Attributes:
         found: the layers.
@@ -115,7 +115,7 @@ def row(layer: Layer) -> tuple[str, ...]:
 
 
 def layers(model: nn.Module, example_batch: Any) -> Layers:
-    """Find every layer that one can attach to, and the one to start with.
+    """Find every layer that `attach` accepts, and recommend one to start with.
 
     Runs the model once in eval mode and decides for each layer as `attach` does. Mode, buffers
     and random numbers of the model are the same afterwards.
@@ -229,7 +229,7 @@ class _Search:
         example = f", such as {vectors[0]}" if vectors else ""
         return (
             f"has tokens: the outputs are one vector per sample{example}, without a token axis. "
-            f"Atom modeling needs several tokens per sample: (M, L, C), (M, C, H, W) or alike"
+            f"Atom modeling needs several tokens per sample: (M, L, C), (M, C, H, W) or similar"
         )
 
 

@@ -17,7 +17,7 @@ from atomsep.hooks.prefix import Prefix
 from atomsep.hooks.watch import tell_once
 from atomsep.hooks.witnesses import Decision, Witnesses
 
-_UNSURE = "the model has class tokens, but which tokens they are is not certain: all count"
+_UNSURE = "the model has class tokens, but it is not certain which they are: all tokens count"
 
 _NO_GRID = (
     "layer {!r} has {} tokens. The model has class tokens, but without them the rest is not a grid "
@@ -27,8 +27,9 @@ _NO_GRID = (
 
 _GUESSED = (
     "layer {!r} gives shape {}: the batch has as many samples as tokens, and nothing else tells "
-    "which axis holds the samples. Axis 0 is taken for them until a forward tells; pass "
-    'layout="channels_last" if that is right, or layout="length_first" for (L, M, C)'
+    "which axis holds the samples. Axis 0 is assumed to hold them until a forward pass shows "
+    'otherwise; pass layout="channels_last" if that is right, or layout="length_first" for '
+    "(L, M, C)"
 )
 
 _ONE_MORE = (

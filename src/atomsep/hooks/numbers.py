@@ -13,21 +13,21 @@ V = TypeVar("V")
 
 START = "stats has no gradient_share: "
 UNWATCHED = (
-    f"{START}gradients were not watched in the last forward. Set attachment.watch_gradients = True "
-    f"before the forward, and read stats after backward()"
+    f"{START}gradients were not watched in the last forward pass. Set attachment.watch_gradients = "
+    f"True before the forward pass, and read stats after backward()"
 )
 EVALUATED = (
-    f"{START}the last forward was no training forward. Read stats after the backward() of a "
+    f"{START}the last forward pass was not in training. Read stats after the backward() of a "
     f"training step"
 )
 COMPILED = (
-    f"{START}compiled models show none. Watch some steps before you compile, with "
+    f"{START}compiled models have none. Watch some steps before you compile, with "
     f"attachment.watch_gradients = True"
 )
-TRANSFORMED = f"{START}the last forward ran inside a torch.func transform, which shows none"
+TRANSFORMED = f"{START}the last forward pass ran inside a torch.func transform, which has none"
 NO_BACKWARD = (
-    f"{START}no gradient has arrived at the layer since the last forward. Read stats after "
-    f"backward(); if it has run, everything before the layer is frozen"
+    f"{START}no gradient has arrived at the layer since the last forward pass. Read stats "
+    f"after backward(); if it has run, everything before the layer is frozen"
 )
 NO_LOSS = (
     f"{START}only the task's gradient has arrived at the layer. Call backward() on the sum: "

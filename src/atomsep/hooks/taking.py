@@ -92,7 +92,7 @@ def _of_others(tap: LayerTap, held: Held, weight: float) -> Tensor:
     last = held.taken
     if last is None:
         raise RuntimeError(
-            f"layer {tap.name!r} did not run on this rank before the first loss, so that it cannot "
+            f"layer {tap.name!r} did not run on this rank before the first loss, so it cannot "
             f"be exchanged with the other ranks; let every rank run it once, or form pairs within "
             f"each rank: AtomLoss(group=None)"
         )

@@ -223,7 +223,7 @@ class LayerTap(Hook):
             raise RuntimeError(
                 f"the output of layer {self.name!r} was overwritten in place for the first time "
                 f"after earlier steps left it unchanged, so the latent of this step is lost. Run "
-                f"the step again: from now on a copy is handed on"
+                f"the step again: from now on, a copy is passed on"
             )
 
     def why_nothing(self, held: Held) -> str:

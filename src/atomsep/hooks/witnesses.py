@@ -238,13 +238,12 @@ def _features(axes: Axes, dim: int) -> int:
     return 1 if axes == "channels_first" else dim - 1
 
 
-_GUESSED = "axis 0 taken for the samples"
+_GUESSED = "axis 0 assumed to hold the samples"
 _MOVED = (
-    "its input is a transposed view, so it may mix tokens; the graph of what comes before it would "
-    "tell, in a training forward that is not compiled, if gradients reach the norm or convolution "
-    "there"
+    "its input is a transposed view, so it may mix tokens; an uncompiled forward pass in training "
+    "would tell, if gradients reach the norm or convolution before it"
 )
 _NO_GRAPH = (
-    "without a graph only the types of its modules tell; a training forward that is not compiled, "
-    "of a layer that gradients reach, knows more"
+    "without a graph, only the types of its modules tell; an uncompiled forward pass in training "
+    "tells more, if gradients reach the layer"
 )

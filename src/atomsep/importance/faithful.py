@@ -93,7 +93,7 @@ def deletion_and_insertion(
         )
     tokens = scores[0].numel()
     if not 1 <= steps <= tokens:
-        raise ValueError(f"steps={steps} must lie between 1 and the number of tokens, {tokens}")
+        raise ValueError(f"steps={steps} must be between 1 and the number of tokens, {tokens}")
     ranks = rank_tokens(scores)[:, None]
     counts = [round(step * tokens / steps) for step in range(steps + 1)]
     deletion, insertion = [], []

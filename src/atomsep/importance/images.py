@@ -74,7 +74,7 @@ def to_pixels(
     grid: tuple[int, int] | None = None,
     box: Box | None = None,
 ) -> Any:
-    """The charge at every pixel: that of the token whose block the pixel's centre lies in.
+    """The charge at every pixel: that of the token whose block contains the pixel's centre.
 
     Nothing is smoothed: each value is the charge of one token, and a token's block shows how
     coarse the layer is.

@@ -140,5 +140,5 @@ class AtomBinding(Binding):
         return self.attachment.importance
 
     def detach(self) -> None:
-        """Take every hook off the model."""
+        """Remove every hook from the model."""
         self.attachment.detach()

@@ -97,7 +97,7 @@ class Method(nn.Module, ABC):
         """The method's formula. The arguments are checked, and those that it needs are given."""
 
     def pass_on(self, latent: Tensor) -> Tensor:
-        """What the model goes on with in place of the layer's tokens, `(M, N, h)`.
+        """What the rest of the model sees in place of the layer's tokens, `(M, N, h)`.
 
         By default the latent itself; VQ passes the nearest codes on.
         """

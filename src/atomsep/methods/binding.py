@@ -70,7 +70,7 @@ class Binding(ABC):
 
     @abstractmethod
     def detach(self) -> None:
-        """Take every hook off the model."""
+        """Remove every hook from the model."""
 
 
 class LatentBinding(Binding):
@@ -138,7 +138,7 @@ class LatentBinding(Binding):
         return held
 
     def detach(self) -> None:
-        """Take every hook off the model, and drop what is held of the last forward."""
+        """Remove every hook from the model, and drop what is held of the last forward."""
         self.reader.remove()
         self.held = None
 

@@ -66,12 +66,12 @@ def latent(part: Part, seed: int, projection: str) -> str:
     """Of the latent space."""
     way = {
         "pca": "in the first two principal components of each model; all panels share one scale",
-        "tsne": "by t-SNE, in which neither the distance of clumps nor their size has a meaning",
+        "tsne": "by t-SNE, in which distances between clumps and their sizes mean nothing",
     }[projection]
     return (
         f"{part.title}: hidden states of test samples, averaged over their five sub-units, {way}; "
-        f"seed {seed}. Colour: the class. To see: how far apart the clumps are, of which each is "
-        f"one number of sub-units from A, and where the two classes mix.{_end(part)}"
+        f"seed {seed}. Colour: the class. What to look for: how far apart the clumps are (one for "
+        f"each number of sub-units from A), and where the two classes mix.{_end(part)}"
     )
 
 
@@ -80,8 +80,8 @@ def charge(part: Part, seeds: Sequence[int]) -> str:
     return (
         f"{part.title}: the charge that models trained with atom modeling give to a sub-unit of "
         f"value x, a line per model, {seeds_text(seeds)}. Shaded: the distributions of the "
-        f"classes. To see: where the charge changes its sign, and whether all seeds agree which "
-        f"class gets the positive one.{_end(part)}"
+        f"classes. What to look for: where the charge changes its sign, and whether all seeds "
+        f"agree on which class gets the positive one.{_end(part)}"
     )
 
 
@@ -90,8 +90,8 @@ def distances(part: Part, seed: int) -> str:
     return (
         f"{part.title}: distances between the nuclei of up to 128 samples, all pairs, before the "
         f"training, half way and at its end, by method; seed {seed}. All panels have the same "
-        f"axes. To see: whether the distribution moves and widens more than it does with the plain "
-        f"method.{_end(part)}"
+        f"axes. What to look for: whether the distribution moves and widens more than it does with "
+        f"the plain method.{_end(part)}"
     )
 
 
@@ -100,14 +100,14 @@ def images(part: Part, seed: int, layer: str, *, generated: bool) -> str:
     what = "generated images" if generated else "held-out images"
     checkerboard = (
         " In a DCGAN, a checkerboard of two pixels comes from the transposed convolution in front "
-        "of the layer, whose kernel meets even and odd positions with different weights."
+        "of the layer, which computes even and odd positions with different parts of its kernel."
         if generated
         else ""
     )
     return (
         f"{part.title}: {what} with the charges at layer {layer}, atom modeling, seed {seed}. Each "
-        f"block is one token. {SCALE} Below: all charges of these samples. To see: whether the "
-        f"sign follows the content of the image.{checkerboard}{_end(part)}"
+        f"block is one token. {SCALE} Below: all charges of these samples. What to look for: "
+        f"whether the sign follows the content of the image.{checkerboard}{_end(part)}"
     )
 
 
@@ -116,6 +116,7 @@ def sentences(part: Part, seed: int) -> str:
     return (
         f"{part.title}: held-out sentences with the charges of their words, atom modeling, seed "
         f"{seed}. A word has the mean charge of its pieces; special tokens are in italics. {SCALE} "
-        f"Below: all words of these sentences. To see: whether the sign follows the kind of word."
+        f"Below: all words of these sentences. What to look for: whether the sign follows the kind "
+        f"of word."
         f"{_end(part)}"
     )

@@ -18,8 +18,8 @@ from atomsep.report.verdict import BETTER, OPEN, WORSE, shown_verdict
 TINY = "Tiny form on embedded data: it shows that everything runs. The numbers mean nothing."
 HOW_JUDGED = (
     "Better and worse: the paired t test over seeds gives p below 0.05 after Holm's correction for "
-    "the number of methods. No difference shown: it does not. That is no proof that there is none: "
-    "more seeds may show one."
+    "the number of methods. No difference shown: it does not. This does not prove that there is "
+    "none: more seeds may show one."
 )
 LOSSES = {
     "method": "loss of the method",

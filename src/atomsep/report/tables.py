@@ -84,7 +84,7 @@ def make_table(
     parts = [(group, rows) for group in groups if (rows := rows_of(group))]
     groups = [group for group, _ in parts]
     if any(group.tiny for group in groups):
-        name, title = f"{name}-tiny", f"{title}, tiny form (embedded data: a test, no result)"
+        name, title = f"{name}-tiny", f"{title}, tiny form (embedded data: a test, not a result)"
     kept = [
         column not in MAY_BE_EMPTY
         or any(row[place].text != NONE for _, rows in parts for row in rows)
@@ -179,8 +179,8 @@ def _paper(group: Group, method: str) -> float | None:
 
 SIGNIFICANCE = Form(
     ("method", "p (t)", "Holm", "p (Wilcoxon)", "Holm", "paper"),
-    "Two-sided, paired by seed. Holm: corrected for the number of methods. The paper's p values "
-    "are not said to be corrected.",
+    "Two-sided, paired by seed. Holm: corrected for the number of methods. The paper does not say "
+    "whether its p values are corrected.",
 )
 
 

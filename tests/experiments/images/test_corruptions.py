@@ -89,7 +89,7 @@ def test_jpeg_loses_more_with_less_quality() -> None:
 
 @pytest.mark.parametrize("quality", [0, 101])
 def test_a_quality_is_refused(quality: int) -> None:
-    with pytest.raises(ValueError, match=f"quality must lie between 1 and 100, not be {quality}"):
+    with pytest.raises(ValueError, match=f"quality must be between 1 and 100, not {quality}"):
         compress(make_images(1, 8, 8), quality)
 
 

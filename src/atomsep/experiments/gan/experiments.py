@@ -64,10 +64,10 @@ class DcganSettings(Settings):
     layer: str = setting(LAST_HIDDEN, "layer of the generator that the method acts on")
     width: int = setting(64, "features of the generator's last hidden layer", low=1)
     discriminator_width: int = setting(
-        0, "features of the discriminator's first hidden layer; 0: as width", low=0
+        0, "features of the discriminator's first hidden layer; 0: the same as width", low=0
     )
     z: int = setting(100, "length of the noise", low=1)
-    train_samples: int = setting(0, "training images, drawn from all; 0: all", low=0)
+    train_samples: int = setting(0, "number of training images, drawn from all; 0: all", low=0)
     samples: int = setting(
         10_000, "generated images that metrics are computed over", low=NEIGHBOURS + 1
     )
@@ -137,7 +137,9 @@ class FacesSettings(GanSettings):
         1, "number of last evaluations whose metrics are averaged; if fewer, all", low=1
     )
     learning_rate: float = setting(5e-5, "learning rate of Adam, for the generator", low=0)
-    rate_factor: float = setting(4.0, "learning rate of the discriminator over it", low=0)
+    rate_factor: float = setting(
+        4.0, "discriminator's learning rate, as a multiple of the generator's", low=0
+    )
     decay_from: float = setting(
         0.625, "share of the training after which learning rates fall to 0", low=0, high=1
     )
@@ -147,7 +149,7 @@ class FacesSettings(GanSettings):
     r1: float = setting(
         5.0, "factor gamma of the discriminator's gradient penalty R1; 0: none", low=0
     )
-    r1_every: int = setting(16, "steps between two such penalties", low=1)
+    r1_every: int = setting(16, "steps between two R1 penalties", low=1)
     consistency: float = setting(
         10.0, "factor of the balanced consistency of the discriminator; 0: none", low=0
     )
@@ -158,14 +160,14 @@ class FacesSettings(GanSettings):
     )
     width: int = setting(512, "features of the generator at up to 32 px", low=8)
     discriminator_width: int = setting(
-        0, "features of the discriminator at up to 32 px; 0: as width", low=0
+        0, "features of the discriminator at up to 32 px; 0: the same as width", low=0
     )
-    multiplier: int = setting(2, "factor of the features at 64 px and more", low=1)
+    multiplier: int = setting(2, "factor on the number of features at 64 px and more", low=1)
     z: int = setting(512, "length of noise and style", low=1)
     samples: int = setting(
         30_000, "generated images that metrics are computed over", low=NEIGHBOURS + 1
     )
-    folder: str = setting("", "folder of the images; if not set, that of --data")
+    folder: str = setting("", "folder of the images; if not set, the one in --data")
     unreadable: str = setting(
         "stop", "what to do with an image that cannot be read", choices=("stop", "skip")
     )

@@ -28,7 +28,7 @@ class ImageSettings(Settings):
     layer: str = setting(
         "layer1.1.bn2", "layer that the method acts on, by its dotted name or a pattern"
     )
-    model: str = setting("resnet18", "model of torchvision, or your package.module:function")
+    model: str = setting("resnet18", "torchvision model, or your package.module:function")
     stem: str = setting(
         "imagenet", "first layers of a ResNet; cifar: for small images", choices=STEMS
     )

@@ -55,7 +55,7 @@ def compress(images: Tensor, quality: int) -> Tensor:
         tensor([100], dtype=torch.uint8)
     """
     if not 1 <= quality <= 100:
-        raise ValueError(f"quality must lie between 1 and 100, not be {quality}")
+        raise ValueError(f"quality must be between 1 and 100, not {quality}")
     height, width = images.shape[-2:]
     brightness, *colours = _to_ycc(images.int()).unbind(1)
     brightness = _quantised(brightness, LUMINANCE, quality)[:, :height, :width]

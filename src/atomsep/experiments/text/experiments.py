@@ -29,7 +29,7 @@ class TextSettings(Settings):
     layer: str = setting(
         "*encoder.layer.0", "layer that the method acts on, by its dotted name or a pattern"
     )
-    model: str = setting("bert-base-cased", "model of Hugging Face by its name, or a folder")
+    model: str = setting("bert-base-cased", "name of a Hugging Face model, or a folder")
     max_length: int = setting(128, "tokens per sentence; longer ones are cut", low=4)
     bucketed: bool = setting(True, "whether sentences of similar length share a batch")
     weight_decay: float = setting(0.01, "weight decay of all but biases and norms", low=0)
@@ -37,7 +37,7 @@ class TextSettings(Settings):
     warmup: float = setting(
         0.1, "share of the training over which the learning rate rises", low=0, high=1
     )
-    clip: float = setting(1.0, "largest norm of the gradient; 0: any", low=0)
+    clip: float = setting(1.0, "largest norm of the gradient; 0: no limit", low=0)
     charge: str = setting(
         "feature",
         "charge of atom modeling: the first feature, or a learned map of all",
