@@ -189,7 +189,13 @@ def test_deviations_are_of_groups_of_four() -> None:
         group = x[start::2]
         expected = (group.var(0, correction=0) + 1e-8).sqrt().mean()
         assert (found[start::2] - expected).abs().max() < 1e-12
-    assert deviation(x[:7]).shape == (7, 1, 3, 3)  # of groups of one: the rest of an epoch
+    for rest, size in ((x[:6], 2), (x[:7], 7), (x[:5], 5)):  # at the end of an epoch, or of a rank
+        for start in range(len(rest) // size):
+            group = rest[start :: len(rest) // size]
+            expected = (group.var(0, correction=0) + 1e-8).sqrt().mean()
+            found = deviation(rest)[start :: len(rest) // size]
+            assert found.shape == (size, 1, 3, 3)
+            assert (found - expected).abs().max() < 1e-12
     assert deviation(x.bfloat16()).dtype == torch.bfloat16
 
 

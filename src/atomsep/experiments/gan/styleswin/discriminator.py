@@ -138,7 +138,8 @@ class Halving(nn.Module):
 def deviation(x: Tensor) -> Tensor:
     """How much the samples of a group differ, `(M, 1, H, W)`: the mean of all deviations.
 
-    Groups have four samples, or fewer where that does not divide the batch.
+    Groups have four samples; two in a batch that four does not divide, and all in an odd one, whose
+    samples would otherwise be compared with nothing.
 
     Args:
         x: `(M, C, H, W)`.
@@ -149,7 +150,8 @@ def deviation(x: Tensor) -> Tensor:
     """
     with torch.autocast(x.device.type, enabled=False):
         groups = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        groups = groups.reshape(math.gcd(len(x), GROUP), -1, *x.shape[1:])
+        size = math.gcd(len(x), GROUP)
+        groups = groups.reshape(size if size > 1 else len(x), -1, *x.shape[1:])
         spread = (groups.var(0, correction=0) + 1e-8).sqrt().mean((1, 2, 3))
         spread = spread.repeat(len(groups)).reshape(-1, 1, 1, 1)
     return spread.to(x.dtype).expand(-1, 1, *x.shape[2:])
