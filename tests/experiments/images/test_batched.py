@@ -106,9 +106,7 @@ def test_batches_are_what_the_loader_makes(name: str, levels: float) -> None:
     pixels, rows = flatten([recipe.prepare(image) for image in images])
     draws = recipe.draw(key, np.arange(len(images)), rows[:, 1], rows[:, 2])
     extent = (int(draws.box[:, 2].max()), int(draws.box[:, 3].max()))
-    found = change_batch(
-        windows(pixels, rows, draws.box, extent), draws, 32, memory_format=torch.channels_last
-    )
+    found = change_batch(windows(pixels, rows, draws.box, extent), draws, 32)
     assert found.is_contiguous(memory_format=torch.channels_last)
     expected = torch.stack([recipe(image, (*key, n)) for n, image in enumerate(images)])
     assert (in_levels(found) - in_levels(expected)).abs().max() <= levels

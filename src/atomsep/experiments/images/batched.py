@@ -101,22 +101,19 @@ def _weights(lengths: Tensor, size: int, longest: int, reverse: Tensor) -> Tenso
     return share / share.sum(2, keepdim=True)
 
 
-def change_batch(
-    crops: Tensor, draws: Draws, size: int, memory_format: torch.memory_format
-) -> Tensor:
+def change_batch(crops: Tensor, draws: Draws, size: int) -> Tensor:
     """The images of a batch after their draws, normalised.
 
     Args:
         crops: `(B, height, 3, width)`, bytes, from `windows`.
         draws: the draws of these samples, on the same device.
         size: height and width of the result.
-        memory_format: layout of the result.
 
     Returns:
-        `(B, 3, size, size)`.
+        `(B, 3, size, size)` with the channels last in memory.
     """
     images = resample(crops, draws.box, draws.flip, size)
-    images = images.permute(0, 2, 1, 3).contiguous(memory_format=memory_format)
+    images = images.permute(0, 2, 1, 3).contiguous(memory_format=torch.channels_last)
     images = images.mul_(1 / 255)
     if draws.colour is not None:
         images = change_colours(images, draws.colour)

@@ -45,12 +45,11 @@ def build(
     train, held_out = read_digits(context, *digits) if context.tiny else read(context)
     if settings.labels < 1:
         train, _ = train.split(1 - settings.labels, "labels")
-    classes, cuda = len(train.classes), context.fabric.device.type == "cuda"
+    classes = len(train.classes)
     with seeded(context.seed, "initial weights"):
         model = make_network(settings, classes, tiny=context.tiny)
     check_image_model(settings.model, model, settings.image, classes)
-    if cuda:
-        model = model.to(memory_format=torch.channels_last)
+    model = model.to(memory_format=torch.channels_last)
     views = 2 if METHODS[context.method].second_view == "augmentation" else 1
     feed, evaluation = make_feeds(context, train, held_out, views)
     return Classification(
@@ -87,8 +86,7 @@ def load(saved: Saved) -> TrainedClassifier:
     settings: ImageSettings = saved.settings
     tiny = saved.result.get("tiny", False)
     model = make_network(settings, len(saved.need("classes")), tiny=tiny)
-    if saved.fabric.device.type == "cuda":
-        model = model.to(memory_format=torch.channels_last)
+    model = model.to(memory_format=torch.channels_last)
     model = saved.weights_into(model, "model")
     inputs = ImageInputs(settings.image, **saved.need("normalisation"))
     return TrainedClassifier(saved, model, saved.bound(model), inputs)

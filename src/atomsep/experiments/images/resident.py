@@ -66,8 +66,6 @@ class ResidentFeed:
         self.decoded, self.recipe, self.device, self.seed = decoded, recipe, device, seed
         self.batch, self.shard, self.shuffle, self.views = batch, shard, shuffle, VIEWS[:views]
         self.steps = len(self._parts(0))
-        cuda = device.type == "cuda"
-        self.layout = torch.channels_last if cuda else torch.contiguous_format
         self.pixels, home = move_if_it_fits(
             decoded.pixels.to, decoded.pixels.numel(), place, device
         )
@@ -139,10 +137,7 @@ class _View:
         feed, places = self.feed, _pieces(rows, self._extent(rows))
         changed = [
             change_batch(
-                crops.to(feed.device, non_blocking=True),
-                self.there.rows(place),
-                feed.recipe.size,
-                feed.layout,
+                crops.to(feed.device, non_blocking=True), self.there.rows(place), feed.recipe.size
             )
             for crops, place in zip(pieces, places, strict=True)
         ]
