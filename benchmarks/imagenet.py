@@ -5,9 +5,10 @@
 The folder has train/ and val/, as ImageNet has. The reference is the loop of PyTorch's examples
 (`examples/imagenet/main.py`): torchvision's ImageFolder, crops and flips on the host by the
 processes of a DataLoader, SGD; once as published, in float32, and once with bf16 autocast and
-channels-last memory. Ours is `atomsep train imagenet`, plain and with atom modeling. Each trains a
-few epochs; counted is the last, when all caches are warm and everything is compiled. They take
-turns on the same machine and the same files. Adds its rows to `results/imagenet.csv`.
+channels-last memory. Ours is `atomsep train imagenet`, plain and with atom modeling, as it is and
+compiled. Each trains a few epochs; counted is the last that only trains, when all caches are warm.
+They run one after the other on the same files, and with `--turns` so often in this order.
+`--contenders` leaves others out. Adds its rows to `results/imagenet.csv`, each as it is measured.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from torchvision import transforms
 
 from atomsep.cli.main import main as atomsep
 from benchmarks import record
+
+REFERENCE, MIXED = "reference, float32", "reference, bf16 channels-last"
 
 
 def train_reference(folder: Path, given: argparse.Namespace, mixed: bool) -> float:
@@ -109,34 +112,45 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 1) - 1))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--data-on", default="auto", help="as for atomsep train")
+    parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument(
+        "--contenders", nargs="+", metavar="NAME", help="only these, and the reference in float32"
+    )
     parser.add_argument("--dry", action="store_true", help="record nothing")
     given = parser.parse_args()
     if given.epochs < 4:
         parser.error("--epochs must be at least 4: the first warm up, and the last is evaluated")
     folder, bf16 = given.folder.resolve(), "precision=bf16-mixed"
     contenders = {
-        "reference, float32": lambda: train_reference(folder, given, mixed=False),
-        "reference, bf16 channels-last": lambda: train_reference(folder, given, mixed=True),
+        REFERENCE: lambda: train_reference(folder, given, mixed=False),
+        MIXED: lambda: train_reference(folder, given, mixed=True),
         "plain, bf16": lambda: train_ours(folder, given, "plain", [bf16]),
         "atom, bf16": lambda: train_ours(folder, given, "atom", [bf16]),
         "plain, bf16 compiled": lambda: train_ours(folder, given, "plain", [bf16, "compile=true"]),
         "atom, bf16 compiled": lambda: train_ours(folder, given, "atom", [bf16, "compile=true"]),
     }
-    rates: dict[str, float] = {}
-    for name, run in contenders.items():
-        rates[name] = run()
-        row = {
-            "images": folder.name,
-            "pixels": given.image,
-            "batch": given.batch,
-            "processes": given.workers,
-            "contender": name,
-            "images_per_second": round(rates[name], 1),
-            "against_reference_float32": round(rates[name] / rates["reference, float32"], 2),
-        }
-        print(row, flush=True)
-        if not given.dry:
-            record.append("imagenet", [row])
+    for name in given.contenders or ():
+        if name not in contenders:
+            parser.error(f"there is no contender {name!r}; choose from {', '.join(contenders)}")
+    asked = [n for n in contenders if n == REFERENCE or n in (given.contenders or contenders)]
+    for turn in range(1, given.turns + 1):
+        reference = 0.0
+        for name in asked:
+            rate = contenders[name]()
+            reference = reference or rate
+            row = {
+                "images": folder.name,
+                "pixels": given.image,
+                "batch": given.batch,
+                "processes": given.workers,
+                "turn": turn,
+                "contender": name,
+                "images_per_second": round(rate, 1),
+                "against_reference_float32": round(rate / reference, 2),
+            }
+            print(row, flush=True)
+            if not given.dry:
+                record.append("imagenet", [row])
 
 
 if __name__ == "__main__":

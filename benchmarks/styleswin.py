@@ -4,8 +4,10 @@ The step is that of `atomsep train faces-gan`: discriminator with balanced consi
 16th step, generator, moving average. Three tasks take turns of 16 steps in one process: without the
 loss, without it again (to see the noise), and with it. With `--steps` a turn is shorter; R1, in its
 first step, still counts as in every 16th. Memory is the peak of each task alone. The batch is the
-largest of a few that fits, unless it is given. Each turn is printed as it ends. Adds rows to
-`results/styleswin.csv`, also when it is stopped early, by Ctrl-C or by `timeout`.
+largest of a few that fits, or 4 on a CPU, unless it is given. Each turn is printed as it ends.
+Steps vary by more than the loss takes, so the loss and its gradient are timed alone as well, on a
+latent of the same shape. Adds rows to `results/styleswin.csv`, also when it is stopped early, by
+Ctrl-C or by `timeout`.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from atomsep import AtomLoss
 from atomsep.experiments.gan.experiments import FacesSettings
 from atomsep.experiments.gan.pictures import Pictures
 from atomsep.experiments.gan.styleswin.build import make_networks
@@ -36,6 +39,9 @@ from benchmarks import record
 
 BATCHES = (96, 64, 48, 32, 16, 8, 4)
 """Batches to try, if none is given."""
+
+CPU_BATCHES = (4,)
+"""One of eight processes has so many; a CPU does not say when its memory is used up."""
 
 CONTENDERS = {"without": "plain", "without, again": "plain", "with": "atom"}
 
@@ -101,15 +107,17 @@ def measure(settings: FacesSettings, found: Measured, turns: int, steps: int) ->
         tasks[name] = make_task(method, settings, steps)
         own[name] = _allocated() - before
         _say(f"batch {settings.batch}: networks {name} are ready")
-    for number in range(turns + 1):
+    warm = 2 if settings.graph else 1  # the second captures the steps that the first has seen
+    for number in range(1 - warm, turns + 1):
         for name, task in tasks.items():
             others = _allocated() - own[name]
             milliseconds = turn(task)
-            if number:
+            if number > 0:
                 found.taken.setdefault(name, []).append(milliseconds)
-            else:  # warms up
-                found.peaks[name] = (_peak() - others) / 1e9
-            which = f"turn {number} of {turns}" if number else "warm-up"
+            else:
+                peak = (_peak() - others) / 1e9
+                found.peaks[name] = max(peak, found.peaks.get(name, 0.0))
+            which = f"turn {number} of {turns}" if number > 0 else "warm-up"
             _say(f"batch {settings.batch}, {which}, {name}: {milliseconds:.1f} ms per step")
 
 
@@ -125,20 +133,47 @@ def stoppable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def loss_alone(settings: FacesSettings, repeats: int = 7) -> float:
+    """Milliseconds of the loss and its gradient on a latent of the step's shape."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if settings.precision == "bf16-mixed" else torch.float32
+    shape = settings.batch, (settings.size // 2) ** 2, settings.hidden
+    latent = torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
+    criterion, taken = AtomLoss(), []
+    for _ in range(repeats):
+        _wait()
+        start = time.perf_counter()
+        criterion(latent).backward()
+        _wait()
+        taken.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(taken)
+
+
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 def _allocated() -> int:
-    """Bytes in use on the GPU; the count of the peak starts again."""
+    """Bytes in use on the GPU, or by this process; the count of the peak starts again."""
     if not torch.cuda.is_available():
-        return 0
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+        return _resident("VmRSS")
     torch.cuda.reset_peak_memory_stats()
     return torch.cuda.memory_allocated()
 
 
 def _peak() -> int:
-    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else _resident("VmHWM")
+
+
+def _resident(what: str) -> int:
+    """Bytes of this process, now or at most, as Linux counts them; 0 elsewhere."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(what):
+                return 1024 * int(line.split()[1])
+    return 0
 
 
 def _wait() -> None:
@@ -167,11 +202,14 @@ def main() -> None:
     steps = arguments.steps or settings.r1_every
     if not min(2, settings.r1_every) <= steps <= settings.r1_every:
         parser.error(f"--steps must be from 2 to r1_every, which is {settings.r1_every}: {steps}")
-    sizes = [arguments.batch] if arguments.batch else BATCHES
+    if arguments.batch == 1:
+        parser.error("--batch must be at least 2: the loss is over pairs of samples")
+    batches = BATCHES if torch.cuda.is_available() else CPU_BATCHES
+    sizes = [arguments.batch] if arguments.batch else batches
     candidates = (change(settings, [f"batch={size}"]) for size in sizes)
     found = Measured()
     with stoppable():
-        settings = next(each for each in candidates if arguments.batch or fits(each))
+        settings = next(each for each in candidates if len(sizes) == 1 or fits(each))
         measure(settings, found, arguments.turns, steps)
     if not found.taken:
         sys.exit("Stopped before the first turn ended: nothing to record. Try fewer --steps.")
@@ -194,7 +232,18 @@ def main() -> None:
                 "peak_gb": round(found.peaks[name], 3),
             }
         )
-        print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    alone = loss_alone(settings)
+    rows.append(
+        {
+            **dict.fromkeys(rows[0], ""),
+            **{name: rows[0][name] for name in ("size", "width", "batch", "precision")},
+            "step": "the loss alone",
+            "ms": round(alone, 3),
+            "overhead_percent": round(100 * alone / plain, 2),
+        }
+    )
+    for row in rows:
+        print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     if not arguments.dry:
         print(record.append("styleswin", rows))
 

@@ -96,12 +96,35 @@ def test_a_benchmark_that_is_stopped_records_its_turns(
     start(styleswin, monkeypatch, *TOY, "--steps", "3")
     with open(results / "styleswin.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["turns"], row["ms"]) for row in rows] == [("2", "6.0"), ("1", "6.0"), ("1", "5.5")]
+    *turns, alone = rows
+    assert [(row["turns"], row["ms"]) for row in turns] == [
+        *(("2", "6.0"), ("1", "6.0"), ("1", "5.5"))
+    ]
     assert made == [3, 3, 3]
-    assert {row["steps"] for row in rows} == {"3"}
+    assert {row["steps"] for row in turns} == {"3"}
+    assert alone["step"] == "the loss alone"
+    assert float(alone["overhead_percent"]) == pytest.approx(
+        100 * float(alone["ms"]) / 6, abs=0.01, rel=0.01
+    )
     assert signal.getsignal(signal.SIGTERM) == before
     with pytest.raises(SystemExit, match="Stopped before the first turn ended"):
         start(styleswin, monkeypatch, *TOY)
+
+
+def test_the_peak_of_a_cpu_is_that_of_this_process() -> None:
+    before = styleswin._allocated()
+    block = torch.ones(1 << 25)
+    assert 0.9 * block.nbytes < styleswin._peak() - before < 1.5 * block.nbytes
+    del block
+    assert styleswin._allocated() < before + 0.1 * (1 << 27)
+
+
+def test_a_single_sample_has_no_pairs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        start(styleswin, monkeypatch, "--batch", "1")
+    assert "--batch must be at least 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("steps", ["1", "17", "-2"])
@@ -140,6 +163,14 @@ def test_images_per_second_of_imagenet(
     printed = capsys.readouterr().out
     assert printed.count("'images_per_second'") == 6
     assert not results.exists()
+
+
+def test_an_unknown_contender_is_refused_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        start(imagenet, monkeypatch, "--folder", str(tmp_path), "--contenders", "plain")
+    assert "no contender 'plain'; choose from reference, float32" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("variant", imagenet_start.VARIANTS)
