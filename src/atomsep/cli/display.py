@@ -67,6 +67,16 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
+def rounded(number: float) -> str:
+    """A number to two digits.
+
+    Example:
+        >>> rounded(0.0214), rounded(389.7), rounded(1034.0)
+        ('0.021', '390', '1,000')
+    """
+    return f"{float(f'{number:.2g}'):,g}"
+
+
 class _Display(Progress):
     """A bar while a `with` block runs, or a line now and then where there is no terminal.
 
@@ -124,7 +134,7 @@ class TrainingDisplay(_Display, Listener):
     def strength(self, shares: Mapping[str, float], step: int) -> None:
         """Show how strong the method's gradient is at its layer, with a hint if that is odd."""
         whole, hint = shares["gradient_share"], ""
-        parts = [share for name, share in shares.items() if name != "gradient_share"]
+        parts = [rounded(share) for name, share in shares.items() if name != "gradient_share"]
         if whole > HIGH and self.usual:
             hint = ". This is usual for this experiment at its own weight"
         elif whole > HIGH:
@@ -134,14 +144,14 @@ class TrainingDisplay(_Display, Listener):
             )
         elif whole < LOW and self.weighted:
             hint = ". This is small, and may have no effect: compare with a larger weight"
-        detail = " ({:.2g} in the charge, {:.2g} in the positions)".format(*parts) if parts else ""
+        detail = " ({} in the charge, {} in the positions)".format(*parts) if parts else ""
         if not self.share or (hint and not self.hinted):
             when = "At the first step" if step == 1 else f"After {counted(step, 'step')}"
             self.say(
-                f"{when} the method's gradient at its layer is {whole:.2g} times the task's"
+                f"{when} the method's gradient at its layer is {rounded(whole)} times the task's"
                 f"{detail}{hint}"
             )
-        self.share, self.hinted = f", gradient share {whole:.2g}", bool(hint)
+        self.share, self.hinted = f", gradient share {rounded(whole)}", bool(hint)
 
     def no_strength(self, why: str) -> None:
         """Print the sentence."""
