@@ -31,6 +31,11 @@ def transforms_active() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def in_backward() -> bool:
+    """Whether a backward pass is running: a forward inside it is a checkpoint's recomputation."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
 def count_tokens(latent: Tensor, mask: Tensor | None) -> Tensor:
     """Number of real tokens per sample, `(M,)`, in float32, or float64 for a float64 latent.
 
