@@ -198,6 +198,43 @@ def test_equilibrium_distance_of_hand_made_atoms(
     assert (distance.diagonal() == math.inf).all()
 
 
+@pytest.mark.parametrize(
+    "signs",
+    [
+        ([1, 1, 1, -1], [-1, -1, 1, -1], [1, -1, 1, -1]),
+        ([1, 1, 1, 1], [-1, -1, -1, -1]),
+        ([1, 1, 1, 1], [1, 1, 1, 1], [-1, -1, 1, -1]),
+        ([-1, -1, -1, -1], [1, 1, 1, 1], [1, 1, 1, -1], [-1, -1, -1, -1]),
+    ],
+)
+def test_equilibrium_distance_has_the_gradient_of_finite_differences(
+    signs: tuple[list[int], ...],
+) -> None:
+    """Also with samples whose charges have one sign only."""
+    latent = make_batch(len(signs), 4, 3, seed=11)
+    latent[..., 0] = (latent[..., 0].abs() + 0.2) * torch.tensor(signs)
+
+    def finite(latent: Tensor) -> Tensor:
+        distance = F.equilibrium_distance(F.form_atoms(latent))
+        return distance[distance.isfinite()]
+
+    assert len(finite(latent)) > 0
+    assert torch.autograd.gradcheck(finite, latent.requires_grad_())
+
+
+def test_atoms_without_charges_leave_the_gradient_of_others_alone() -> None:
+    latent = make_batch(3, 4, 3, seed=12)
+    latent[:, :, 0] = torch.tensor([[0, 0, 0, 0], [1, 2, 1, -1], [-1, -2, 1, -1]])
+    gradients = []
+    for some in (latent, latent[1:]):
+        leaf = some.clone().requires_grad_()
+        distance = F.equilibrium_distance(F.form_atoms(leaf))
+        gradients.append(torch.autograd.grad(distance[distance.isfinite()].sum(), leaf)[0])
+    assert gradients[1].any()
+    close(gradients[0][1:], gradients[1])
+    assert (gradients[0][0] == 0).all()
+
+
 # Constraints
 
 
