@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import reference
 import torch
@@ -47,10 +49,10 @@ def test_hand_made_atom() -> None:
     assert (atoms.protons.item(), atoms.electrons.item(), atoms.count.item()) == (1, 1, 3)
 
 
-@pytest.mark.parametrize("index", [1, 3, -1, -4])
-def test_any_feature_can_be_the_charge(index: int) -> None:
+@pytest.mark.parametrize("index", [1, 3, -1, -4, np.int64(2), torch.tensor(1)])
+def test_any_feature_can_be_the_charge(index: Any) -> None:
     latent = make_batch(3, 4, 4, seed=6)
-    order = [index % 4, *(i for i in range(4) if i != index % 4)]
+    order = [int(index) % 4, *(i for i in range(4) if i != index % 4)]
     moved = F.form_atoms(latent[..., order])
     atoms = F.form_atoms(latent, charge=index)
     for name in ("charge", "mass", "nucleus", "radius", "protons", "electrons"):
@@ -295,6 +297,19 @@ REFUSED = {
     "no feature": (ValueError, "charge=0 is out of range", lambda: LATENT[..., :0], {}),
     "charge": (ValueError, "charge=4 is out of range.* 4 features", lambda: LATENT, {"charge": 4}),
     "charge, negative": (ValueError, "charge=-5 is out", lambda: LATENT, {"charge": -5}),
+    "charge, a truth": (
+        TypeError,
+        r"charge must be a feature index \(an int\) or a callable, not True",
+        lambda: LATENT,
+        {"charge": True},
+    ),
+    "charge, a fraction": (TypeError, "int.* callable, not 1.5", lambda: LATENT, {"charge": 1.5}),
+    "position": (
+        TypeError,
+        "position must be None or a callable, not 1",
+        lambda: LATENT,
+        {"position": 1},
+    ),
     "norm": (ValueError, "norm must be 1 or 2, not 3", lambda: LATENT, {"norm": 3}),
     "mask's type": (
         TypeError,

@@ -193,6 +193,24 @@ def whole(name: str, value: Any, kind: str) -> int:
     return operator.index(value)
 
 
+def check_maps(charge: Any, position: Any) -> ScoreMap:
+    """The charge, as a number of Python if it is a feature.
+
+    Raises:
+        TypeError: charge or position is nothing that could be read.
+
+    Example:
+        >>> check_maps(True, None)
+        Traceback (most recent call last):
+        TypeError: charge must be a feature index (an int) or a callable, not True
+    """
+    if not (position is None or callable(position)):
+        raise TypeError(f"position must be None or a callable, not {position!r}")
+    if callable(charge):
+        return charge  # type: ignore[no-any-return]
+    return whole("charge", charge, "a feature index (an int) or a callable")
+
+
 def check_norm(norm: int) -> None:
     """Reject norms other than 1 and 2."""
     if norm not in (1, 2):

@@ -119,7 +119,8 @@ def form_atoms(
         The atoms.
 
     Raises:
-        TypeError: the latent is not floating point, or the mask is not boolean.
+        TypeError: the latent is not floating point, the mask is not boolean, or `charge` or
+            `position` is neither of the above.
         ValueError: a shape, the norm or the feature index is invalid, or a sample has no
             real token.
 
@@ -132,6 +133,7 @@ def form_atoms(
         (tensor([[0.5000]]), tensor([1.2500]))
     """
     checks.check_norm(norm)
+    charge = checks.check_maps(charge, position)
     checks.check_latent(latent, charge, position)
     count = checks.count_tokens(latent, mask)
     with torch.autocast(latent.device.type, enabled=False):

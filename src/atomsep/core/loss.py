@@ -92,13 +92,9 @@ class AtomLoss(nn.Module):
             tokens = checks.whole("tokens", tokens, "None or a whole number")
         if tokens is not None and tokens < 1:
             raise ValueError(f"tokens must be None for all of them, or at least 1, not {tokens!r}")
-        if not callable(charge):
-            charge = checks.whole("charge", charge, "a feature index or a callable")
-        if not (position is None or callable(position)):
-            raise TypeError(f"position must be None or a callable, not {position!r}")
         # Numbers of Python: ranks compare them as text, and NumPy has others.
         self.terms = Terms(1 if norm == 1 else 2, float(softening), scale, **weights)
-        self.charge = charge
+        self.charge = checks.check_maps(charge, position)
         self.position = position
         self.pairs = pairs
         self.tokens = tokens
