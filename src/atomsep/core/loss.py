@@ -246,8 +246,8 @@ class AtomLoss(nn.Module):
 
     @property
     def feature(self) -> int | None:
-        """The feature that is the charge; None where a map computes it."""
-        return self.charge if isinstance(self.charge, int) else None
+        """The feature that is the charge and nothing else; None where learned maps read it."""
+        return self.charge if isinstance(self.charge, int) and self.position is None else None
 
     @property
     def samples(self) -> bool:
