@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -179,7 +180,7 @@ class AtomLoss(nn.Module):
         tokens = layout.tokens(source)
         # A learned map keeps its input, so a consumer that writes needs a copy of its own.
         passed = source.clone() if passing == "clone" else source
-        charge = None
+        charge, all_real = None, mask
         if drawn:
             with torch.no_grad():
                 charge = self.importance(tokens, mask)
@@ -195,7 +196,7 @@ class AtomLoss(nn.Module):
         reading = Reading(Layout(), None, self.terms.norm)
         measured = measure(Tokens(positions, scores, mask, count, reading), **asked)
         charge = measured.charge.to(source.dtype) if charge is None else charge
-        return Measured(passed, charge, measured.statistics)
+        return Measured(passed, charge, replace(measured.statistics, mask=all_real))
 
     def _measure_nobody(self, source: Tensor, layout: Layout) -> Measured:
         """An empty batch, on a rank among others: nothing to read, but a part of the graph."""
