@@ -145,6 +145,24 @@ def test_constraints_alone_do_not_move_positions(norm: int, pairs: str, twice: b
         assert grad.isfinite().all()
 
 
+@norms
+@pytest.mark.parametrize("pairs", ["all", "sampled"])
+@pytest.mark.parametrize("measured", [None, 0.0, 0.5], ids=["later", "0", "another"])
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+def test_a_weight_of_0_is_no_loss_even_where_the_energy_is_infinite(
+    norm: int, pairs: str, measured: float | None, twice: bool
+) -> None:
+    """Whatever weight the loss was computed with first."""
+    latent = make_batch(1, 4, 3, seed=8).repeat(3, 1, 1).requires_grad_()
+    criterion = AtomLoss(norm, softening=0, pairs=pairs)
+    statistics = criterion.measure(latent, None, Layout(), weight=measured).statistics
+    assert not criterion.from_statistics(statistics, 0.5).isfinite()
+    loss = criterion.from_statistics(statistics, 0.0)
+    assert loss.item() == 0
+    [grad] = torch.autograd.grad(loss, latent, create_graph=twice)
+    assert torch.equal(grad, torch.zeros_like(latent))
+
+
 def test_a_weight_of_the_energy_is_a_factor_of_sampled_pairs_too() -> None:
     latent = make_batch(5, 4, 3, seed=9)
     options = {"pairs": "sampled", "neutrality": 0, "occupancy": 0}

@@ -132,11 +132,13 @@ class AtomLoss(nn.Module):
 
         Args:
             statistics: of this process's samples.
-            weight: factor of the loss.
+            weight: factor of the loss; 0 gives 0 and a gradient of 0, even of an infinite loss.
             layer: the layer's name, which must be the same on all ranks.
         """
         if self.ranks.several:
             return self._of_all_ranks(statistics, weight, layer)
+        if not weight:
+            return statistics.zero()
         if self.pairs == "sampled":
             samples, device = len(statistics.count), statistics.count.device
             pairs = draw_pairs(samples, device, self._generator(device))
@@ -279,7 +281,7 @@ class AtomLoss(nn.Module):
         if self.pairs == "all":
             return loss_of_all(statistics, self.terms, weight, link)
         generator = self._generator_of_ranks(statistics.table.device)
-        return weight * loss_of_drawn(statistics, self.terms, link, generator)
+        return loss_of_drawn(statistics, self.terms, weight, link, generator)
 
     def _generator(self, device: torch.device) -> torch.Generator:
         """A generator for one draw, fixed by the seed and the number of draws before it."""
