@@ -316,6 +316,56 @@ def test_what_earlier_forwards_decided_is_not_taken_for_windows() -> None:
         assert attachment.importance.shape == (samples, 16)
 
 
+class Permuted(nn.Module):
+    """Moves the axes of a map, or of a map flattened to a sequence."""
+
+    def __init__(self, *order: int) -> None:
+        super().__init__()
+        self.order = order
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.flatten(2) if len(self.order) == 3 else x).permute(self.order)
+
+
+@pytest.mark.parametrize(
+    ("order", "samples"),
+    [((3, 0, 2, 1), 1), ((3, 1, 2, 0), 3), ((2, 1, 0), 2)],
+    ids=["(W, M, H, C)", "(W, C, H, M)", "(L, C, M)"],
+)
+def test_samples_where_no_layout_has_them_are_refused(order: Any, samples: int) -> None:
+    """Also if axis 0 happens to be as long."""
+    model, x = Net(nn.Conv2d(3, 6, 1), Permuted(*order)), torch.randn(4, 3, 1, 4)
+    message = (
+        f"convolution in its graph says that axis {samples} holds the samples, where no layout"
+    )
+    atomsep.attach(model, "layer")
+    with pytest.raises(ValueError, match=f"{message}.*; axis 0 has as many .* pass layout="):
+        model(x)
+    with pytest.raises(ValueError, match=rf"{message} has them\)"):
+        model.layer(model.before(x))  # by itself: nobody knows how many samples there are
+    with pytest.raises(ValueError, match="no other axis fits .* 3 samples"):
+        model(x[1:])
+
+
+def test_frames_that_pass_a_convolution_as_samples_are_none() -> None:
+    class Video(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.layer = nn.Conv2d(3, 6, 1), nn.Tanh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            maps = self.conv(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+            return self.layer(maps.movedim(2, -1))  # type: ignore[no-any-return]
+
+    model = Video()
+    for samples in (1, 2):
+        attachment = atomsep.attach(model, "layer")
+        model(torch.randn(samples, 5, 3, 4, 4))
+        assert attachment.importance.shape == (samples, 5, 4, 4)
+        assert "channels_last" in decided(attachment)
+        attachment.detach()
+
+
 def test_length_first_models_are_not_guessed_at() -> None:
     """What comes in may be (L, M, C), too: nobody knows which axis holds the samples."""
     layer = nn.TransformerEncoderLayer(8, 2, 16)
