@@ -59,6 +59,7 @@ SUMMARY = (
     Shown("example", "example-mnist", Arm("atom", 10.0), before=False),
     Shown("example", "example-mnist-r1", Arm("atom", 10.0), before=False),
     Shown("strength", "small-mnist", CALIBRATED),
+    Shown("strength", "small-mnist-usual", CALIBRATED),
     Shown("strength", "small-mnist-r1", CALIBRATED),
     Shown("strength", "small-mnist-long", CALIBRATED),
     Shown("strength", "stacked", Arm("atom", 10.0), before=False),

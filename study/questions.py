@@ -149,6 +149,7 @@ QUESTIONS = {
                 *at((0.1,), "atom-calibrated", "atom-share", "atom-warm-up"),
                 *at((0.03,), "atom-calibrated"),
             ],
+            "small-mnist-usual": COMMON,
             "small-mnist-r1": COMMON,
             "small-mnist-long": COMMON,
             "small-stacked": [*at(WEIGHTS, "atom"), *at((0.1,), "atom-calibrated", "atom-share")],

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from atomsep.checks import in_backward
 from atomsep.functional import form_atoms, neutrality, occupancy, pair_energy, widen
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.strength import Strength
@@ -137,11 +138,13 @@ class RuledBinding(Binding):
         if not (self.reader.model.training and torch.is_grad_enabled()):
             return None
         layout = self.reader.layout(latent)
-        self.strength = Strength(layout, 0) if self.watch_gradients else None
+        strength = Strength(layout, 0) if self.watch_gradients else None
         for_loss, rest = Gauge.apply(  # type: ignore[no-untyped-call]
-            latent, self.method, self.share, self.strength
+            latent, self.method, self.share, strength
         )
-        self.held = layout.tokens(for_loss), self.reader.mask(layout, latent)
+        if not in_backward():  # a checkpoint's recomputation has no loss of its own
+            self.strength = strength
+            self.held = layout.tokens(for_loss), self.reader.mask(layout, latent)
         return put_tensor(output, key, rest)
 
     def loss(self, labels: Tensor | None = None, again: Callable[[], Any] | None = None) -> Tensor:

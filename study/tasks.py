@@ -104,6 +104,11 @@ TASKS = {
         tries=1,
         steps=1256,
     ),
+    "small-mnist-usual": Task(
+        *("MNIST DCGAN, 16 px, usual rate", "small-mnist-gan", GAN, SMALL_MNIST),
+        ("learning_rate", (2e-4,)),
+        steps=1256,
+    ),
     "small-mnist-r1": Task(
         *("MNIST DCGAN, 16 px, with R1", "small-mnist-gan", GAN, (*SMALL_MNIST, "r1=1")),
         ("learning_rate", (2e-4, 5e-4, 1e-3)),

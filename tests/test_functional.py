@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import reference
 import torch
@@ -47,10 +49,10 @@ def test_hand_made_atom() -> None:
     assert (atoms.protons.item(), atoms.electrons.item(), atoms.count.item()) == (1, 1, 3)
 
 
-@pytest.mark.parametrize("index", [1, 3, -1, -4])
-def test_any_feature_can_be_the_charge(index: int) -> None:
+@pytest.mark.parametrize("index", [1, 3, -1, -4, np.int64(2), torch.tensor(1)])
+def test_any_feature_can_be_the_charge(index: Any) -> None:
     latent = make_batch(3, 4, 4, seed=6)
-    order = [index % 4, *(i for i in range(4) if i != index % 4)]
+    order = [int(index) % 4, *(i for i in range(4) if i != index % 4)]
     moved = F.form_atoms(latent[..., order])
     atoms = F.form_atoms(latent, charge=index)
     for name in ("charge", "mass", "nucleus", "radius", "protons", "electrons"):
@@ -198,6 +200,43 @@ def test_equilibrium_distance_of_hand_made_atoms(
     assert (distance.diagonal() == math.inf).all()
 
 
+@pytest.mark.parametrize(
+    "signs",
+    [
+        ([1, 1, 1, -1], [-1, -1, 1, -1], [1, -1, 1, -1]),
+        ([1, 1, 1, 1], [-1, -1, -1, -1]),
+        ([1, 1, 1, 1], [1, 1, 1, 1], [-1, -1, 1, -1]),
+        ([-1, -1, -1, -1], [1, 1, 1, 1], [1, 1, 1, -1], [-1, -1, -1, -1]),
+    ],
+)
+def test_equilibrium_distance_has_the_gradient_of_finite_differences(
+    signs: tuple[list[int], ...],
+) -> None:
+    """Also with samples whose charges have one sign only."""
+    latent = make_batch(len(signs), 4, 3, seed=11)
+    latent[..., 0] = (latent[..., 0].abs() + 0.2) * torch.tensor(signs)
+
+    def finite(latent: Tensor) -> Tensor:
+        distance = F.equilibrium_distance(F.form_atoms(latent))
+        return distance[distance.isfinite()]
+
+    assert len(finite(latent)) > 0
+    assert torch.autograd.gradcheck(finite, latent.requires_grad_())
+
+
+def test_atoms_without_charges_leave_the_gradient_of_others_alone() -> None:
+    latent = make_batch(3, 4, 3, seed=12)
+    latent[:, :, 0] = torch.tensor([[0, 0, 0, 0], [1, 2, 1, -1], [-1, -2, 1, -1]])
+    gradients = []
+    for some in (latent, latent[1:]):
+        leaf = some.clone().requires_grad_()
+        distance = F.equilibrium_distance(F.form_atoms(leaf))
+        gradients.append(torch.autograd.grad(distance[distance.isfinite()].sum(), leaf)[0])
+    assert gradients[1].any()
+    close(gradients[0][1:], gradients[1])
+    assert (gradients[0][0] == 0).all()
+
+
 # Constraints
 
 
@@ -258,6 +297,19 @@ REFUSED = {
     "no feature": (ValueError, "charge=0 is out of range", lambda: LATENT[..., :0], {}),
     "charge": (ValueError, "charge=4 is out of range.* 4 features", lambda: LATENT, {"charge": 4}),
     "charge, negative": (ValueError, "charge=-5 is out", lambda: LATENT, {"charge": -5}),
+    "charge, a truth": (
+        TypeError,
+        r"charge must be a feature index \(an int\) or a callable, not True",
+        lambda: LATENT,
+        {"charge": True},
+    ),
+    "charge, a fraction": (TypeError, "int.* callable, not 1.5", lambda: LATENT, {"charge": 1.5}),
+    "position": (
+        TypeError,
+        "position must be None or a callable, not 1",
+        lambda: LATENT,
+        {"position": 1},
+    ),
     "norm": (ValueError, "norm must be 1 or 2, not 3", lambda: LATENT, {"norm": 3}),
     "mask's type": (
         TypeError,

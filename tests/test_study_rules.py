@@ -14,6 +14,7 @@ from tiny_runs import SHARES, read_metrics, run
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 from atomsep.experiments.registry import find_experiment
 from atomsep.functional import form_atoms, neutrality, occupancy, pair_energy
@@ -158,6 +159,23 @@ def test_the_weight_under_autocast(name: str) -> None:
         torch.testing.assert_close(
             step.found, step.expected, rtol=0.05, atol=0.05 * float(step.expected.abs().max())
         )
+
+
+def test_a_recomputation_is_no_forward() -> None:
+    """The gradient is the one without a checkpoint, and nothing is held after it."""
+    found = []
+    for recomputed in (False, True):
+        model, method = small_model(torch.float64), make_rule("atom-share")
+        binding = method.bind(model, "0", weight=SHARE)
+        binding.watch_gradients = True
+        values = torch.randn(6, 5, 3, dtype=torch.float64)
+        logits = checkpoint(model, values, use_reentrant=False) if recomputed else model(values)
+        (logits.logsumexp(1).mean() + binding.loss()).backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+        assert binding.gradient_shares["gradient_share"] == pytest.approx(SHARE)
+        assert binding.held is None
+        assert int(method.step) == 1
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -31,6 +31,11 @@ def transforms_active() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def in_backward() -> bool:
+    """Whether a backward pass is running: a forward inside it is a checkpoint's recomputation."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
 def count_tokens(latent: Tensor, mask: Tensor | None) -> Tensor:
     """Number of real tokens per sample, `(M,)`, in float32, or float64 for a float64 latent.
 
@@ -186,6 +191,24 @@ def whole(name: str, value: Any, kind: str) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be {kind}, not {value!r}")
     return operator.index(value)
+
+
+def check_maps(charge: Any, position: Any) -> ScoreMap:
+    """The charge, as a number of Python if it is a feature.
+
+    Raises:
+        TypeError: charge or position is nothing that could be read.
+
+    Example:
+        >>> check_maps(True, None)
+        Traceback (most recent call last):
+        TypeError: charge must be a feature index (an int) or a callable, not True
+    """
+    if not (position is None or callable(position)):
+        raise TypeError(f"position must be None or a callable, not {position!r}")
+    if callable(charge):
+        return charge  # type: ignore[no-any-return]
+    return whole("charge", charge, "a feature index (an int) or a callable")
 
 
 def check_norm(norm: int) -> None:

@@ -119,7 +119,8 @@ def form_atoms(
         The atoms.
 
     Raises:
-        TypeError: the latent is not floating point, or the mask is not boolean.
+        TypeError: the latent is not floating point, the mask is not boolean, or `charge` or
+            `position` is neither of the above.
         ValueError: a shape, the norm or the feature index is invalid, or a sample has no
             real token.
 
@@ -132,6 +133,7 @@ def form_atoms(
         (tensor([[0.5000]]), tensor([1.2500]))
     """
     checks.check_norm(norm)
+    charge = checks.check_maps(charge, position)
     checks.check_latent(latent, charge, position)
     count = checks.count_tokens(latent, mask)
     with torch.autocast(latent.device.type, enabled=False):
@@ -229,7 +231,8 @@ def equilibrium_distance(atoms: AtomStatistics) -> Tensor:
     $$d^* = \frac{\tilde r}{\sqrt k - 1} \text{ for } k > 1, \qquad \infty \text{ for } k \le 1.$$
 
     It is 0 where all charges are opposite (c = 0 < c*). Only samples of opposite net charge have
-    a finite one, because $c - c^* = (P_A - G_A)(P_B - G_B)$.
+    a finite one, because $c - c^* = (P_A - G_A)(P_B - G_B)$. Gradients
+    are finite: none passes through $\sqrt{c\,c^*}$ where it is 0.
 
     Example:
         >>> latent = torch.tensor([[[9.0, 1.0], [-0.2, 2.0]], [[-9.0, 3.0], [0.2, 0.0]]])
@@ -245,7 +248,10 @@ def equilibrium_distance(atoms: AtomStatistics) -> Tensor:
     attraction = -net.unsqueeze(1) * net  # c* - c without cancellation
     attracts = attraction > 0
     # r̃ / (sqrt(k) - 1), both sides multiplied by sqrt(c) (sqrt(c*) + sqrt(c))
-    numerator = mean_radius * (alike + (alike * opposite).sqrt())
+    product = alike * opposite
+    mixed = product > 0  # elsewhere the root's infinite slope would make gradients NaN
+    root = product.where(mixed, 1).sqrt().where(mixed, 0)
+    numerator = mean_radius * (alike + root)
     return torch.where(attracts, numerator / attraction.where(attracts, 1), torch.inf)
 
 

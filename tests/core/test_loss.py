@@ -145,6 +145,24 @@ def test_constraints_alone_do_not_move_positions(norm: int, pairs: str, twice: b
         assert grad.isfinite().all()
 
 
+@norms
+@pytest.mark.parametrize("pairs", ["all", "sampled"])
+@pytest.mark.parametrize("measured", [None, 0.0, 0.5], ids=["later", "0", "another"])
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+def test_a_weight_of_0_is_no_loss_even_where_the_energy_is_infinite(
+    norm: int, pairs: str, measured: float | None, twice: bool
+) -> None:
+    """Whatever weight the loss was computed with first."""
+    latent = make_batch(1, 4, 3, seed=8).repeat(3, 1, 1).requires_grad_()
+    criterion = AtomLoss(norm, softening=0, pairs=pairs)
+    statistics = criterion.measure(latent, None, Layout(), weight=measured).statistics
+    assert not criterion.from_statistics(statistics, 0.5).isfinite()
+    loss = criterion.from_statistics(statistics, 0.0)
+    assert loss.item() == 0
+    [grad] = torch.autograd.grad(loss, latent, create_graph=twice)
+    assert torch.equal(grad, torch.zeros_like(latent))
+
+
 def test_a_weight_of_the_energy_is_a_factor_of_sampled_pairs_too() -> None:
     latent = make_batch(5, 4, 3, seed=9)
     options = {"pairs": "sampled", "neutrality": 0, "occupancy": 0}
@@ -252,8 +270,9 @@ def test_compiled_to_machine_code(fresh_compiler: None) -> None:
         (ValueError, 'pairs must be "all" or "sampled", not \'some\'', {"pairs": "some"}),
         (ValueError, "tokens must be None for all of them, or at least 1, not 0", {"tokens": 0}),
         (TypeError, "tokens must be .*not 1.5", {"tokens": 1.5}),
-        (TypeError, "charge must be a feature index or a callable, not '0'", {"charge": "0"}),
-        (TypeError, "charge must be a feature index or a callable, not None", {"charge": None}),
+        (TypeError, "charge must be a feature index .* or a callable, not '0'", {"charge": "0"}),
+        (TypeError, "charge must be a feature index .* or a callable, not None", {"charge": None}),
+        (TypeError, r"charge .*\(an int\) or a callable, not True", {"charge": True}),
         (TypeError, r"position must be .*not \[1, 2\]", {"position": [1, 2]}),
         (TypeError, "position must be .*not 3", {"position": 3}),
     ],

@@ -16,20 +16,21 @@ from atomsep.core.layout import Layout
 from atomsep.core.statistics import Statistics
 from atomsep.functional import coulomb
 
-SEED = 5
+SEED = 6
 SIZES = (3, 1, 0, 6)
 PLAIN: dict[str, Any] = {"pairs": "sampled", "seed": SEED}
 
 
-def pair_by_pair(statistics: Statistics, room: int, steps: int = 1) -> Tensor:
+def pair_by_pair(statistics: Statistics, room: int, steps: int = 1, **terms: float) -> Tensor:
     """The loss of the last of some steps, from the definition.
 
     Args:
         statistics: of all samples.
         room: how many samples the blocks of all ranks have room for.
         steps: how often pairs were drawn.
+        **terms: other settings of the loss.
     """
-    criterion, samples = AtomLoss(**PLAIN), len(statistics.count)
+    criterion, samples = AtomLoss(**PLAIN, **terms), len(statistics.count)
     for _ in range(steps):
         generator = criterion._generator_of_ranks(torch.device("cpu"))
     draw = torch.rand(2, room, generator=generator, dtype=torch.float64)[:, :samples].tolist()
@@ -49,9 +50,9 @@ def pair_by_pair(statistics: Statistics, room: int, steps: int = 1) -> Tensor:
     return torch.stack(energies).mean() + constraints.mean()
 
 
-def drawing(rank: int) -> Any:
+def drawing(rank: int, **terms: float) -> Any:
     x, _ = batch(sum(SIZES), torch.float64)
-    model, [attachment] = make({"losses": [PLAIN]})
+    model, [attachment] = make({"losses": [PLAIN | terms]})
     model(x.split(SIZES)[rank])
     loss = attachment.loss()
     loss.backward()
@@ -62,18 +63,43 @@ def drawing(rank: int) -> Any:
     return loss.item(), model.second.weight.grad, attachment.criterion.pair_draws
 
 
-def test_sampled_pairs_are_drawn_from_all_samples(four: Ranks) -> None:
-    answers = four.run(drawing)
+@pytest.mark.parametrize("terms", [{}, {"softening": 0.0}], ids=["softened", "not softened"])
+def test_sampled_pairs_are_drawn_from_all_samples(four: Ranks, terms: dict[str, float]) -> None:
+    answers = four.run(drawing, **terms)
     model, [attachment] = make({})
     attachment.detach()
     x, _ = batch(sum(SIZES), torch.float64)
     measured = AtomLoss(group=None).measure(model._hidden(x), None, Layout())
-    expected = 0.7 * pair_by_pair(measured.statistics, len(SIZES) * max(SIZES))
+    expected = 0.7 * pair_by_pair(measured.statistics, len(SIZES) * max(SIZES), **terms)
     expected.backward()
     for value, gradient, draws in answers:
         assert value == pytest.approx(expected.item(), rel=1e-12)
         torch.testing.assert_close(gradient, model.second.weight.grad, rtol=1e-10, atol=1e-14)
         assert draws == 1
+
+
+def of_equal_samples(rank: int, weight: float, **settings: Any) -> Any:
+    """Loss and gradient where the energy is infinite: equal samples without softening."""
+    model, [attachment] = make({"losses": [{"softening": 0.0, **settings}]})
+    attachment.weight = weight
+    x, _ = batch(1, torch.float64)
+    model(x.expand(SIZES[rank], -1, -1))
+    loss = attachment.loss()
+    loss.backward()
+    return loss.item(), model.second.weight.grad
+
+
+@pytest.mark.parametrize("pairs", ["all", "sampled"])
+def test_what_has_a_weight_of_0_is_left_out(four: Ranks, pairs: str) -> None:
+    for loss, gradient in four.run(of_equal_samples, 0.0, pairs=pairs):
+        assert loss == 0
+        assert torch.equal(gradient, torch.zeros_like(gradient))
+    values = set()
+    for loss, gradient in four.run(of_equal_samples, 0.7, pairs=pairs, energy=0.0):
+        assert gradient.isfinite().all()
+        values.add(loss)
+    [value] = values
+    assert value > 0
 
 
 CASES: dict[str, dict[str, Any]] = {

@@ -54,6 +54,30 @@ def hard_latents(shape: tuple[int, int, int], size: float) -> dict[str, Tensor]:
     }
 
 
+@norms
+@pytest.mark.parametrize("feature", [0, 2, -1, "a map"])
+@pytest.mark.parametrize("score", [math.inf, -math.inf])
+def test_infinite_scores_have_the_gradient_of_the_formulas(
+    norm: int, feature: int | str, score: float
+) -> None:
+    """q = ±1 with a slope of 0, whatever arrives there."""
+    index, rest = (0, [1, 2, 3]) if feature == "a map" else (int(feature), None)
+    latent = make_batch(3, 5, 4, seed=13)
+    latent[0, 1, index] = latent[2, 0, index] = score
+    maps = {"charge": lambda e: e[..., 0], "position": lambda e: e[..., rest]}
+    settings = maps if rest else {"charge": index}
+    fused, plain = (latent.clone().requires_grad_() for _ in range(2))
+    loss = AtomLoss(norm, **settings)(fused)
+    atoms = F.form_atoms(plain, norm=norm, **settings)
+    expected = F.pair_energy(atoms, norm=norm).sum() / 6
+    expected = expected + (F.neutrality(atoms) + F.occupancy(atoms)).mean()
+    torch.testing.assert_close(loss, expected)
+    for each in (loss, expected):
+        each.backward()
+    assert plain.grad.isfinite().all()
+    torch.testing.assert_close(fused.grad, plain.grad)
+
+
 def check(loss: AtomLoss, latent: Tensor, mask: Tensor | None, name: str) -> None:
     latent = latent.clone().requires_grad_()
     value = loss(latent, mask)

@@ -69,6 +69,27 @@ def test_mlp_on_tokens() -> None:
             assert_same(gradients(model, F.cross_entropy(logits, y) + attachment.loss()), expected)
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"pairs": "sampled"}, {"position": nn.Linear(8, 2).double()}]
+)
+@pytest.mark.parametrize("watch", [False, True])
+def test_a_weight_of_0_leaves_training_as_it_is(settings: dict[str, Any], watch: bool) -> None:
+    """Even where the energy is infinite: equal samples without softening."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Flatten(), nn.Linear(40, 2)).double()
+    x = torch.randn(1, 5, 3, dtype=torch.float64).expand(4, 5, 3)
+    task = model(x).logsumexp(1).sum()
+    expected = gradients(model, task)
+    criterion = atomsep.AtomLoss(softening=0, **settings)
+    attachment = atomsep.attach(model, "0", criterion, weight=0, watch_gradients=watch)
+    for _ in range(2):
+        total = model(x).logsumexp(1).sum() + attachment.loss()
+        assert total == task
+        assert_same(gradients(model, total), expected, 0)
+        assert not any(p.grad.any() for p in attachment.parameters())
+        assert attachment.stats.get("gradient_share") == (0 if watch else None)
+
+
 @pytest.mark.parametrize("skip", [0, 1])
 def test_vision_transformer_with_its_class_token(skip: int) -> None:
     torch.manual_seed(0)

@@ -7,11 +7,12 @@ import warnings
 
 import pytest
 import torch
-from small_models import batch, mlp
+from small_models import batch, hooks_of, mlp
 from torch import Tensor, nn
 
 import atomsep
 from atomsep import AtomWarning
+from atomsep.methods import KoLeo
 
 # What it refuses
 
@@ -128,6 +129,31 @@ def test_arguments_out_of_range() -> None:
         atomsep.attach(mlp(), "0", skip_tokens=True)
     with pytest.raises(ValueError, match="layout must be 'auto' or one of"):
         atomsep.attach(mlp(), "0", layout="NCHW")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("layer", "lazy"),
+    [
+        (nn.LazyLinear(8), "LazyLinear"),
+        (nn.LazyBatchNorm1d(affine=False), "LazyBatchNorm1d"),  # with buffers alone
+        (nn.Sequential(nn.Tanh(), nn.LazyLinear(8)), "LazyLinear"),
+    ],
+)
+def test_a_lazy_layer_has_to_run_once(layer: nn.Module, lazy: str) -> None:
+    model = nn.Sequential(nn.Flatten(1, 1), layer, nn.LazyLinear(2))
+    x = torch.randn(4, 8, 8, requires_grad=True)
+    before = hooks_of(model)  # lazy layers have some of their own
+    message = f"layer '1' has no weights yet: {lazy} makes .*Run the model once.*attach after"
+    with pytest.raises(ValueError, match=message):
+        atomsep.attach(model, "1")
+    with pytest.raises(ValueError, match=message):
+        KoLeo().bind(model, "1")
+    assert hooks_of(model) == before
+    atomsep.attach(model, "0", layout="channels_last").detach()  # which has nothing to make
+    model(x)
+    attachment = atomsep.attach(model, "1")
+    model(x)
+    attachment.loss()
 
 
 # What it warns of

@@ -119,8 +119,7 @@ def test_watched_gradients_are_those_of_a_training_forward() -> None:
 
 
 def share(charge: Tensor, real: Tensor | None = None) -> float:
-    count = torch.full((len(charge),), charge.shape[1]) if real is None else real.sum(1)
-    return position_share(charge if real is None else charge * real, count).item()
+    return position_share(charge if real is None else charge * real, real).item()
 
 
 def test_maps_that_are_the_same_and_maps_that_are_noise() -> None:
@@ -146,6 +145,46 @@ def test_padding_is_left_out_of_the_share() -> None:
     within = sum(((column - column.mean()) ** 2).sum() for column in columns)
     expected = 1 - (within / (len(flat) - 5)) / flat.var()
     assert share(charge, real) == pytest.approx(expected.item(), rel=1e-4)
+
+
+def of_least_squares(charge: Tensor, real: Tensor) -> float:
+    """The adjusted R² of a regression of the real charges on one indicator per position."""
+    flat = charge[real].double()
+    design = torch.eye(charge.shape[1]).double().expand(*charge.shape, -1)[real]
+    rest = flat - design @ torch.linalg.lstsq(design, flat.unsqueeze(1)).solution.squeeze(1)
+    within = rest.square().sum() / (len(flat) - len(design.unique(dim=0)))
+    return 1 - (within / flat.var()).item()
+
+
+class Rectified(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.relu = nn.Linear(3, 4), nn.ReLU()
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.relu(self.linear(x)).mean()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("how", "tokens"),
+    [("training", None), ("training", 2), ("eval", None), ("eval", 2), ("compiled", None)],
+)
+@pytest.mark.parametrize("padded", [False, True])
+def test_charges_of_0_are_no_padding(how: str, tokens: int | None, padded: bool) -> None:
+    """A rectified layer has many."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model = Rectified().train(how != "eval")
+    x, real = torch.randn(40, 6, 3), torch.ones(40, 6).bool()
+    if padded:
+        real[::3, 4:] = False
+    attachment = atomsep.attach(model, "relu", AtomLoss(tokens=tokens), layout="channels_last")
+    run: Any = torch.compile(model, backend="aot_eager") if how == "compiled" else model
+    run(x, attention_mask=real if padded else None)
+    charge = torch.tanh(model.linear(x).relu()[..., 0] / 2).detach()
+    assert ((charge == 0) & real).any()
+    right = of_least_squares(charge, real)
+    assert attachment.stats["position_share"] == pytest.approx(right, rel=1e-3, abs=1e-6)
 
 
 def test_what_separates_learned_charges_from_those_of_untrained_weights() -> None:

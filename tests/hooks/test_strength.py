@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -151,22 +152,27 @@ def test_class_tokens_count_in_the_whole_share_alone(skip: int) -> None:
     assert shares(attachment.stats) == pytest.approx([float(share) for share in right])
 
 
-def test_learned_maps_and_sampled_tokens() -> None:
-    """Their gradient passes other nodes, and is found all the same."""
+@pytest.mark.parametrize("mapped", ["charge", "position", "both"])
+def test_learned_maps_have_one_share(mapped: str) -> None:
+    """Their gradient passes other nodes; each of them may read all features."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Flatten(), nn.Linear(40, 2)).double()
-    values, charge = torch.randn(4, 5, 3).double(), nn.Linear(8, 1).double()
+    values = torch.randn(4, 5, 3).double()
+    charge, position = nn.Linear(8, 1).double(), nn.Linear(8, 2).double()
+    maps: dict[str, Any] = {"charge": lambda tokens: charge(tokens).squeeze(-1)}
+    maps["position"] = position
+    maps = maps if mapped == "both" else {mapped: maps[mapped]}
     latent = model[0](values).detach().requires_grad_()
-    read_charge = lambda tokens: charge(tokens).squeeze(-1)  # noqa: E731
-    loss = plain_loss(latent, charge=read_charge, position=lambda tokens: tokens)
-    own = torch.autograd.grad(WEIGHT * loss, latent)[0]
+    own = torch.autograd.grad(WEIGHT * plain_loss(latent, **maps), latent)[0]
     task = torch.autograd.grad(model[1:](latent).logsumexp(1).sum(), latent)[0]
-    criterion = atomsep.AtomLoss(charge=read_charge, position=lambda tokens: tokens)
+    criterion = atomsep.AtomLoss(**maps)
     attachment = atomsep.attach(model, "0", criterion, weight=WEIGHT, watch_gradients=True)
     (model(values).logsumexp(1).sum() + attachment.loss()).backward()
     stats = attachment.stats
     assert stats["gradient_share"] == pytest.approx(float(own.norm() / task.norm()))
-    assert "gradient_share_charge" not in stats
+    assert not {"gradient_share_charge", "gradient_share_positions"} & stats.keys()
+    with pytest.raises(KeyError, match="learned maps read all features"):
+        stats["gradient_share_charge"]
 
 
 def test_checkpointed_blocks() -> None:

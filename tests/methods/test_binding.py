@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import atomsep
 from atomsep.methods import SSCL, VQ, Atom, Hinge, SimCLR, make_method
@@ -96,6 +97,60 @@ def test_each_forward_has_one_loss_and_evaluation_none() -> None:
     with torch.no_grad():
         bound.train()(batch())
     with pytest.raises(RuntimeError, match=message):
+        binding.loss()
+
+
+class Checkpointed(nn.Module):
+    """Recomputes its layer in the backward pass; its tokens may be padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.head = nn.Linear(3, 6), nn.Linear(6, 2)
+        self.reentrant = False
+
+    def rest(self, latent: Tensor) -> Tensor:
+        return self.head(latent.tanh().mean(1)).square().mean()  # type: ignore[no-any-return]
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        latent = checkpoint(
+            lambda tokens: self.layer(tokens).tanh(), tokens, use_reentrant=self.reentrant
+        )
+        return self.head(latent.mean(1)).square().mean()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ["koleo", "vq"])
+@pytest.mark.parametrize("watch", [False, True])
+def test_a_recomputation_is_no_forward(name: str, watch: bool) -> None:
+    """Gradients and shares are those of autograd, and each forward has one loss."""
+    bound, tokens, real = Checkpointed().double(), batch().double(), torch.ones(4, 5).bool()
+    real[1, 3:] = False
+    method = make_method(name, features=6)
+    assert method is not None
+    method = method.double()
+    latent = bound.layer(tokens)
+    task, own = bound.rest(method.pass_on(latent)), 0.3 * method(latent, mask=real)
+    expected = torch.autograd.grad(task + own, list(bound.parameters()), retain_graph=True)
+    of_task, of_own = (torch.autograd.grad(loss, latent)[0].norm().item() for loss in (task, own))
+
+    binding = method.bind(bound, "layer", weight=0.3)
+    binding.watch_gradients = watch
+    for _ in range(2):
+        total = bound(tokens, attention_mask=real) + binding.loss()
+        found = torch.autograd.grad(total, list(bound.parameters()))  # warnings are errors
+        torch.testing.assert_close(found, expected)
+        share = {"gradient_share": pytest.approx(of_own / of_task)}
+        assert binding.gradient_shares == (share if watch else {})
+        with pytest.raises(RuntimeError, match="has not run in training mode since the last loss"):
+            binding.loss()
+
+
+def test_reentrant_checkpoints_have_no_loss() -> None:
+    bound = Checkpointed()
+    bound.reentrant = True
+    binding = SSCL().bind(bound, "layer")
+    bound(batch().requires_grad_()).backward()
+    with pytest.raises(RuntimeError, match="with gradients enabled"):
         binding.loss()
 
 

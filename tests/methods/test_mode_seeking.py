@@ -7,6 +7,7 @@ import torch
 from agreement import agree
 from reference import make_batch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from atomsep.methods import ModeSeeking
 
@@ -95,6 +96,19 @@ def test_only_the_last_training_forward_counts_and_once() -> None:
     torch.testing.assert_close(binding.loss(), looped(last, images))
     with pytest.raises(RuntimeError, match="run it first"):
         binding.loss()
+
+
+def test_a_recomputation_is_no_forward() -> None:
+    noise, gradients = make_batch(6, 3, 1, 1, seed=6), []
+    for by_loop in (False, True):
+        generator = make_generator()
+        binding = ModeSeeking().bind(generator, weight=0.3)
+        with set_checkpoint_early_stop(False):  # as if something followed the generator
+            images = checkpoint(generator, noise, use_reentrant=False)
+        loss = 0.3 * looped(noise, images) if by_loop else binding.loss()
+        gradients.append(torch.autograd.grad(loss, list(generator.parameters())))
+        assert (binding.held is None) is not by_loop
+    torch.testing.assert_close(*gradients)
 
 
 def test_a_latent_and_other_generators_are_refused() -> None:

@@ -65,7 +65,7 @@ class Backend(Protocol):
             table: of statistics, `(M, 5 + h')`.
             count: number of real tokens, `(M,)`.
             terms: norm, softening, scale and the weights of energy and constraints.
-            weight: factor of the loss and its gradient.
+            weight: factor of the loss and its gradient; above 0.
             gradient: whether to compute it as well.
 
         Returns:
@@ -92,7 +92,7 @@ class RowsBackend(Protocol):
             table: statistics of all samples, and rows that stand for nobody.
             count: number of real tokens, one per row.
             terms: norm, softening, scale and the weights of energy and constraints.
-            weight: factor of the loss and its gradient.
+            weight: factor of the loss and its gradient; above 0.
             own: the samples.
             absent: true on rows that stand for nobody.
             samples: how many rows stand for somebody, a scalar.

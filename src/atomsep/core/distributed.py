@@ -198,10 +198,12 @@ class _AllPairs(torch.autograd.Function):
         ctx: Any, table: Tensor, count: Tensor, terms: Terms, weight: float, link: Link
     ) -> Tensor:
         (rows, counts), absent, samples, own = link.gather(table, count)
-        compute = backend_of(rows)
-        loss, gradient = compute.pair_loss_of_rows(
-            rows, counts, terms, weight, own, absent, samples
-        )
+        if weight:
+            loss, gradient = backend_of(rows).pair_loss_of_rows(
+                rows, counts, terms, weight, own, absent, samples
+            )
+        else:  # not multiplied by 0, which leaves NaN of an infinite energy
+            loss, gradient = table.new_zeros(()), torch.zeros_like(table)
         dist.all_reduce(loss, group=link.group)
         ctx.save_for_backward(gradient * link.size)
         return loss
@@ -218,25 +220,42 @@ class _AllPairs(torch.autograd.Function):
 
 
 def loss_of_drawn(
-    statistics: Statistics, terms: Terms, link: Link, generator: torch.Generator
+    statistics: Statistics, terms: Terms, weight: float, link: Link, generator: torch.Generator
 ) -> Tensor:
     """The same with as many random pairs as there are samples.
 
     All ranks draw the same pairs, so each computes the whole loss; its own rows have a gradient.
     """
     (rows, counts), absent, samples, own = link.gather(statistics.table, statistics.count)
+    if not weight:
+        return statistics.zero()
     rows = rows.index_copy(
         0, torch.arange(own.start, own.stop, device=rows.device), statistics.table
     )
     everyone = Statistics(rows, counts)
+    loss = constraint_terms(everyone, terms).masked_fill(absent, 0).sum() / samples
+    if terms.energy:
+        loss = loss + terms.energy * _drawn_energy(everyone, absent, samples, terms, generator)
+    loss = weight * loss
+    return loss.detach() + link.size * (loss - loss.detach())
+
+
+def _drawn_energy(
+    everyone: Statistics,
+    absent: Tensor,
+    samples: Tensor,
+    terms: Terms,
+    generator: torch.Generator,
+) -> Tensor:
+    """Mean energy of random pairs, as many as there are samples."""
+    number = len(absent)
     places = absent.to(torch.uint8).argsort(stable=True)  # samples first
-    draw = torch.rand(2, len(rows), generator=generator, device=rows.device, dtype=torch.float64)
+    draw = torch.rand(2, number, generator=generator, device=absent.device, dtype=torch.float64)
     first = (draw[0] * samples).long()
     second = (first + 1 + (draw[1] * (samples - 1)).long()) % samples.long().clamp_min(1)
     # As many pairs as samples; a sample is never paired with itself, and a single one with nobody.
-    drawn = torch.arange(len(rows), device=rows.device) < samples * (samples > 1)
-    energies = listed_energy(everyone, places[first], places[second].where(drawn, 0), terms)
-    energy = energies.where(drawn, 0).sum() / samples
-    constraint = constraint_terms(everyone, terms).masked_fill(absent, 0).sum() / samples
-    loss = terms.energy * energy + constraint
-    return loss.detach() + link.size * (loss - loss.detach())
+    drawn = torch.arange(number, device=absent.device) < samples * (samples > 1)
+    # The others are left out, but without softening they need a distance for a finite gradient.
+    second = second.where(drawn, (first + 1) % number)
+    energies = listed_energy(everyone, places[first], places[second], terms)
+    return energies.where(drawn, 0).sum() / samples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -92,13 +93,9 @@ class AtomLoss(nn.Module):
             tokens = checks.whole("tokens", tokens, "None or a whole number")
         if tokens is not None and tokens < 1:
             raise ValueError(f"tokens must be None for all of them, or at least 1, not {tokens!r}")
-        if not callable(charge):
-            charge = checks.whole("charge", charge, "a feature index or a callable")
-        if not (position is None or callable(position)):
-            raise TypeError(f"position must be None or a callable, not {position!r}")
         # Numbers of Python: ranks compare them as text, and NumPy has others.
         self.terms = Terms(1 if norm == 1 else 2, float(softening), scale, **weights)
-        self.charge = charge
+        self.charge = checks.check_maps(charge, position)
         self.position = position
         self.pairs = pairs
         self.tokens = tokens
@@ -135,11 +132,13 @@ class AtomLoss(nn.Module):
 
         Args:
             statistics: of this process's samples.
-            weight: factor of the loss.
+            weight: factor of the loss; 0 gives 0 and a gradient of 0, even of an infinite loss.
             layer: the layer's name, which must be the same on all ranks.
         """
         if self.ranks.several:
             return self._of_all_ranks(statistics, weight, layer)
+        if not weight:
+            return statistics.zero()
         if self.pairs == "sampled":
             samples, device = len(statistics.count), statistics.count.device
             pairs = draw_pairs(samples, device, self._generator(device))
@@ -183,7 +182,7 @@ class AtomLoss(nn.Module):
         tokens = layout.tokens(source)
         # A learned map keeps its input, so a consumer that writes needs a copy of its own.
         passed = source.clone() if passing == "clone" else source
-        charge = None
+        charge, all_real = None, mask
         if drawn:
             with torch.no_grad():
                 charge = self.importance(tokens, mask)
@@ -199,7 +198,7 @@ class AtomLoss(nn.Module):
         reading = Reading(Layout(), None, self.terms.norm)
         measured = measure(Tokens(positions, scores, mask, count, reading), **asked)
         charge = measured.charge.to(source.dtype) if charge is None else charge
-        return Measured(passed, charge, measured.statistics)
+        return Measured(passed, charge, replace(measured.statistics, mask=all_real))
 
     def _measure_nobody(self, source: Tensor, layout: Layout) -> Measured:
         """An empty batch, on a rank among others: nothing to read, but a part of the graph."""
@@ -250,8 +249,8 @@ class AtomLoss(nn.Module):
 
     @property
     def feature(self) -> int | None:
-        """The feature that is the charge; None where a map computes it."""
-        return self.charge if isinstance(self.charge, int) else None
+        """The feature that is the charge and nothing else; None where learned maps read it."""
+        return self.charge if isinstance(self.charge, int) and self.position is None else None
 
     @property
     def samples(self) -> bool:
@@ -282,7 +281,7 @@ class AtomLoss(nn.Module):
         if self.pairs == "all":
             return loss_of_all(statistics, self.terms, weight, link)
         generator = self._generator_of_ranks(statistics.table.device)
-        return weight * loss_of_drawn(statistics, self.terms, link, generator)
+        return loss_of_drawn(statistics, self.terms, weight, link, generator)
 
     def _generator(self, device: torch.device) -> torch.Generator:
         """A generator for one draw, fixed by the seed and the number of draws before it."""

@@ -10,6 +10,7 @@ all of them and writes the latent's gradient once. A backend computes both passe
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -75,7 +76,8 @@ def measure(
     charge, table = outputs[:2]
     ready = None if terms is None else Ready(outputs[2], terms, weight)
     passed = None if passing is None else outputs[-1]
-    return Measured(passed, charge, Statistics(table, count, ready), keeps_source=origin is None)
+    statistics = Statistics(table, count, ready, mask=mask)
+    return Measured(passed, charge, statistics, keeps_source=origin is None)
 
 
 class _Job(NamedTuple):
@@ -218,10 +220,10 @@ def _by_autograd(
     """The same by the plain formulas, for torch.func and forward-mode AD."""
     source, count = tokens.source, tokens.counts
     atoms = reference.read_atoms(tokens)
-    statistics = Statistics(reference.table_of(atoms), count)
+    statistics = Statistics(reference.table_of(atoms), count, mask=tokens.mask)
     if terms is not None:
         loss = weight * reference.pair_loss(statistics, terms)
-        statistics = Statistics(statistics.table, count, Ready(loss, terms, weight))
+        statistics = replace(statistics, ready=Ready(loss, terms, weight))
     passed = source.clone() if passing == "clone" else source if passing else None
     return Measured(passed, atoms.charge.detach().to(source.dtype), statistics)
 

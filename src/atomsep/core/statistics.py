@@ -94,12 +94,15 @@ class Statistics:
         ready: the loss over all pairs, where it was computed in the same node.
         gathered: those of the samples of all processes, where they were exchanged; rows with a
             count of 0 stand for nobody.
+        mask: True on the real tokens that the charges belong to, `(M, N)`; None if all are. Where
+            tokens are sampled, these are more than the statistics count.
     """
 
     table: Tensor
     count: Tensor
     ready: Ready | None = None
     gathered: Statistics | None = None
+    mask: Tensor | None = None
 
     @staticmethod
     def pack(
@@ -146,7 +149,11 @@ class Statistics:
 
     def detach(self) -> Statistics:
         """The same numbers, cut from the graph."""
-        return Statistics(self.table.detach(), self.count)
+        return Statistics(self.table.detach(), self.count, mask=self.mask)
+
+    def zero(self) -> Tensor:
+        """A loss of 0 in their graph, with a gradient of 0, whatever the numbers are."""
+        return self.table[:0].sum()
 
     def of_all(self) -> Statistics:
         """Those of the samples of all processes, as far as they are known; waits for the device."""

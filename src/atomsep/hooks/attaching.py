@@ -71,8 +71,9 @@ def attach(
         The attachment, with the loss, importance and statistics of the layer.
 
     Raises:
-        ValueError: the target matches nothing, or an argument is out of range. A layout that is
-            not certain is refused in the first forward pass, in a message that names the shapes.
+        ValueError: the target matches nothing, an argument is out of range, or a lazy layer has no
+            weights yet. A layout that is not certain is refused in the first forward pass, in a
+            message that names the shapes.
         TypeError: an argument has the wrong type, for example a weight in the place of the loss.
 
     Example:

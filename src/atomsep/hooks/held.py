@@ -93,7 +93,8 @@ class Held:
 
 def _copied(statistics: Statistics) -> Statistics:
     table, count, ready = statistics.table.clone(), statistics.count.clone(), statistics.ready
-    return Statistics(table, count, ready and ready._replace(loss=ready.loss.clone()))
+    mask = None if statistics.mask is None else statistics.mask.clone()
+    return Statistics(table, count, ready and ready._replace(loss=ready.loss.clone()), mask=mask)
 
 
 class _Own(threading.local):

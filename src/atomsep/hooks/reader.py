@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from atomsep.core.layout import Axes, Layout
 from atomsep.hooks.inputs import ModelInput
@@ -35,7 +36,8 @@ class LayerReader:
         switch: turns the hooks that note the mask on and off.
 
     Raises:
-        ValueError: the layout is unknown, or no module around the layer takes such a mask.
+        ValueError: the layout is unknown, no module around the layer takes such a mask, or the
+            layer is lazy and has no weights yet.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class LayerReader:
         skip_tokens: int | Literal["auto"] = 0,
         switch: Switch | None = None,
     ) -> None:
+        _refuse_lazy(name, layer)
         self.model, self.name, self.layer, self.select = model, name, layer, select
         self.key: Key = None
         self.input = ModelInput(model, switch)
@@ -130,3 +133,14 @@ class LayerReader:
         for handle in self.handles:
             handle.remove()
         self.slot.clear()
+
+
+def _refuse_lazy(name: str, layer: nn.Module) -> None:
+    """Raise if the sizes of a layer are not known before its first forward."""
+    for module in layer.modules():
+        tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        if any(is_lazy(tensor) for tensor in tensors):
+            raise ValueError(
+                f"layer {name!r} has no weights yet: {type(module).__name__} makes them in its "
+                f"first forward. Run the model once, on any batch, and attach after that"
+            )

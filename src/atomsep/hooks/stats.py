@@ -16,7 +16,7 @@ def read_stats(numbers: Statistics, charge: Tensor, terms: Terms) -> dict[str, f
 
     Args:
         numbers: the statistics of the samples, detached; of those of all processes, if they were
-            exchanged. The share of the positions needs the charges, which never are.
+            exchanged. The share of the positions needs charges and mask, which never are.
         charge: the charges `(M, N)`, 0 on padding.
         terms: what the loss consists of.
     """
@@ -30,14 +30,14 @@ def read_stats(numbers: Statistics, charge: Tensor, terms: Terms) -> dict[str, f
         "protons": (numbers.protons / numbers.count).mean(),
         "electrons": (numbers.electrons / numbers.count).mean(),
         "charge_square": (numbers.charge_square / numbers.count).mean(),
-        "position_share": position_share(charge, own.count).to(numbers.table.dtype),
+        "position_share": position_share(charge, own.mask).to(numbers.table.dtype),
     }
     values = dict(zip(parts, torch.stack(list(parts.values())).tolist(), strict=True))
     values["neutrons"] = 1 - values["protons"] - values["electrons"]
     return values
 
 
-def position_share(charge: Tensor, count: Tensor) -> Tensor:
+def position_share(charge: Tensor, mask: Tensor | None = None) -> Tensor:
     r"""Share of the charges' variance that the position alone explains.
 
     The adjusted $R^2$ of the charges on their position: with T real tokens at L positions, and the
@@ -51,17 +51,16 @@ def position_share(charge: Tensor, count: Tensor) -> Tensor:
     without variance, it is NaN.
 
     Args:
-        charge: the charges `(M, N)`, 0 on padding.
-        count: number of real tokens, `(M,)`. Where some are padding, charges of 0 are.
+        charge: the charges `(M, N)`.
+        mask: True on real tokens, `(M, N)`.
 
     Example:
         >>> maps = torch.tensor([[0.1, 0.9, -0.5], [0.1, 0.9, -0.5]])
-        >>> print(f"{position_share(maps, torch.tensor([3, 3])):.2f}")
+        >>> print(f"{position_share(maps):.2f}")
         1.00
     """
     wide = widen(charge)
-    padded = count.sum() < charge.numel()
-    real = ((charge != 0) | ~padded).to(wide.dtype)
+    real = torch.ones_like(wide) if mask is None else mask.to(wide.dtype)
     per_position = real.sum(0)
     tokens, positions = real.sum(), (per_position > 0).sum()
     mean = (wide * real).sum() / tokens

@@ -24,7 +24,7 @@ class Strength:
 
     Args:
         layout: where the output's tokens are.
-        feature: the feature that is the charge; None where a learned map makes it.
+        feature: the feature that is the charge; None where learned maps read it.
     """
 
     def __init__(self, layout: Layout, feature: int | None) -> None:
@@ -90,7 +90,7 @@ def shares_of_all(strength: Strength | None, ranks: Ranks, mapped: bool) -> dict
     Args:
         strength: of this process, which takes part also if it has none.
         ranks: the processes.
-        mapped: whether a learned map makes the charge, so that only the whole gradient has a share.
+        mapped: whether learned maps read the features, so that only the whole gradient has a share.
     """
     norms = None if strength is None else strength.norms()
     if norms is None:

@@ -158,7 +158,8 @@ class Witnesses:
         """The axis of the samples, 0 or 1, and who says so."""
         sequence = len(shape) == 3 and features == 2
         counts = self.input.samples
-        here = [axis for axis in ((0, 1) if sequence else (0,)) if shape[axis] in counts]
+        possible = (0, 1) if sequence else (0,)
+        here = [axis for axis in possible if shape[axis] in counts]
         if counts and (not here or self._may_be_windows(shape, here, shaping, earlier)):
             given = " or ".join(str(count) for count in dict.fromkeys(counts))
             fits = "surely fits" if here else "fits"
@@ -174,6 +175,10 @@ class Witnesses:
                 shape,
                 [f"the graph has {shaping.by} for fewer samples than axis {shaping.samples} holds"],
             )
+        if shaping is not None and self._are_elsewhere(shape, possible, shaping):
+            told = f"{shaping.by} in its graph says that axis {shaping.samples} holds the samples"
+            also = [f"axis {axis} has as many entries as there are samples" for axis in here]
+            raise self._refusal(shape, [f"{told}, where no layout has them", *also])
         if not sequence:
             return 0, ["the number of samples"] if here else []
         said = {here[0]: "the number of samples"} if len(here) == 1 else {}
@@ -198,6 +203,19 @@ class Witnesses:
         if earlier is None and len(here) > 1:
             return 0, [_GUESSED]
         return (1 if earlier == "length_first" else 0), []
+
+    def _are_elsewhere(
+        self, shape: tuple[int, ...], possible: tuple[int, ...], shaping: Shaping
+    ) -> bool:
+        """Whether the graph has the samples on an axis where no layout has them.
+
+        Unless that axis has another length than the number of samples. Then it holds something
+        else, such as the frames of a single video, that the operation took for samples.
+        """
+        axis, counts = shaping.samples, self.input.samples
+        if axis is None or axis in possible:
+            return False
+        return not counts or shape[axis] in counts
 
     def _may_be_windows(
         self,

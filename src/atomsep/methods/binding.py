@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from atomsep.checks import in_backward
 from atomsep.core.layout import Layout
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.strength import Strength
@@ -90,13 +91,12 @@ class LatentBinding(Binding):
         key, latent = self.reader.pick(output)
         layout = self.reader.layout(latent, args)
         training = self.reader.model.training and torch.is_grad_enabled()
-        for_loss = rest = latent
-        if training:
-            self.strength = None
+        strength, for_loss, rest = None, latent, latent
         if training and not torch.compiler.is_compiling() and self.watch_gradients:
-            self.strength = Strength(layout, None)
-            for_loss, rest = self.strength.split(latent, copy=False)
-        if training:
+            strength = Strength(layout, None)
+            for_loss, rest = strength.split(latent, copy=False)
+        if training and not in_backward():  # a checkpoint's recomputation has no loss of its own
+            self.strength = strength
             self.held = layout.tokens(for_loss), self.reader.mask(layout, latent)
         tokens = layout.tokens(rest)
         passed = self.method.pass_on(tokens)

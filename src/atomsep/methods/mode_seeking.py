@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from atomsep.checks import in_backward
 from atomsep.functional import widen
 from atomsep.hooks.arguments import check_weight
 from atomsep.hooks.targets import Target
@@ -107,7 +108,7 @@ class GeneratorBinding(Binding):
         self.handle = generator.register_forward_hook(self._hook)
 
     def _hook(self, generator: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if generator.training and torch.is_grad_enabled():
+        if generator.training and torch.is_grad_enabled() and not in_backward():
             noise = args[0] if args else None
             if not (isinstance(noise, Tensor) and isinstance(output, Tensor)):
                 raise TypeError(

@@ -163,14 +163,16 @@ def atoms_gradient(
         mean_direction = _weighted_sum(pull, direction, exact=False) * share
         v = _with(grad_table[some, FIELDS:], feature) - g_radius * mean_direction
 
+        # dq/dscore = (1 - q²) / 2, without the cancellation where q is near 1
+        slope = 2 * torch.sigmoid(slab.score) * torch.sigmoid(-slab.score)
         along = _dot(slab.tokens, v)
+        if feature is not None:  # v is 0 in the score's column, but 0 times an infinite score NaN
+            along = along.masked_fill(slope == 0, 0)
         q = slab.charge
         of_electron = share * along - g_electrons - g_radius * share * spread
         grad_charge = g_sum + 2 * q * g_square
         grad_charge = torch.where(q > 0, grad_charge + g_protons, grad_charge)
         grad_charge = torch.where(q < 0, grad_charge + of_electron, grad_charge)
-        # dq/dscore = (1 - q²) / 2, without the cancellation where q is near 1
-        slope = 2 * torch.sigmoid(slab.score) * torch.sigmoid(-slab.score)
         grad_score = grad_charge * slope
         if mask is not None:
             grad_score = grad_score.masked_fill(~mask[some], 0)
