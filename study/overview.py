@@ -13,31 +13,47 @@ from study.results import read
 from study.tables import NARROW, in_words, markdown, name_of, rows_of, values_of
 from study.tasks import TASKS
 
+WIDELY = 4
+"""Tasks that a rule ran on to have a column of its own."""
+
+
+def _by_rule() -> dict[Arm, dict[str, Gain]]:
+    """The gains of every rule by task, the rules with most tasks first, then the least harmful."""
+    gains: dict[Arm, dict[str, Gain]] = {}
+    for task in QUESTIONS["strength"].arms:
+        for arm, gain in gains_in("strength", task).items():
+            gains.setdefault(arm, {})[task] = gain
+    order = sorted(gains, key=lambda arm: (-len(gains[arm]), -_worst(gains[arm])[0]))
+    return {arm: gains[arm] for arm in order}
+
+
+def _worst(gains: dict[str, Gain]) -> tuple[float, str]:
+    return min((gain.mean, task) for task, gain in gains.items())
+
 
 def rules() -> str:
     """Rules for the strength over all tasks: mean paired differences, in per cent of plain.
 
     Sorted by the study's criterion: the worst task first, among rules with equally many tasks.
     """
-    gains: dict[Arm, dict[str, Gain]] = {}
+    lines = [["rule", "tasks", "worst task", "gain there, %", "mean gain, %", "worst seed, %"]]
+    for arm, own in _by_rule().items():
+        gain, task = _worst(own)
+        ends = gain, fmean(each.mean for each in own.values())
+        seed = min(min(each.pairs) for each in own.values())
+        cells = [str(len(own)), TASKS[task].title, *(signed(end, 1) for end in (*ends, seed))]
+        lines.append([name_of(arm), *cells])
+    return markdown(lines)
+
+
+def rules_by_task() -> str:
+    """The gains of the rules that ran on most tasks, by task."""
+    widely = {arm: own for arm, own in _by_rule().items() if len(own) >= WIDELY}
+    lines = [["task", *map(name_of, widely)]]
     for task in QUESTIONS["strength"].arms:
-        for arm, gain in gains_in("strength", task).items():
-            gains.setdefault(arm, {})[task] = gain
-    tasks = [
-        task for task in QUESTIONS["strength"].arms if any(task in own for own in gains.values())
-    ]
-    lines = [["rule", *(TASKS[task].title for task in tasks), "worst task", "mean", "worst pair"]]
-
-    def worst(own: dict[str, Gain]) -> float:
-        return min(gain.mean for gain in own.values())
-
-    for arm, own in sorted(gains.items(), key=lambda one: (-len(one[1]), -worst(one[1]))):
-        cells = [signed(own[task].mean, 1) if task in own else "" for task in tasks]
-        ends = (
-            *(worst(own), fmean(gain.mean for gain in own.values())),
-            min(min(gain.pairs) for gain in own.values()),
-        )
-        lines.append([name_of(arm), *cells, *(signed(end, 1) for end in ends)])
+        cells = [signed(own[task].mean, 1) if task in own else "" for own in widely.values()]
+        if any(cells):
+            lines.append([TASKS[task].title, *cells])
     return markdown(lines)
 
 

@@ -13,6 +13,7 @@ from study.overview import (
     distances,
     equilibrium,
     rules,
+    rules_by_task,
     sampling,
     shares,
     summary,
@@ -22,6 +23,7 @@ from study.tables import PAGES, of_task
 
 TABLES = (
     rules,
+    rules_by_task,
     shares,
     broken,
     distances,

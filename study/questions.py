@@ -152,7 +152,11 @@ QUESTIONS = {
             "small-mnist-usual": COMMON,
             "small-mnist-r1": COMMON,
             "small-mnist-long": COMMON,
-            "small-stacked": [*at(WEIGHTS, "atom"), *at((0.1,), "atom-calibrated", "atom-share")],
+            "small-stacked": [
+                *at(WEIGHTS, "atom"),
+                *at((0.1,), "atom-calibrated", "atom-share"),
+                *at((0.03,), "atom-calibrated"),
+            ],
             "example-mnist": [
                 *at((1.0, 10.0), "atom"),
                 *at((0.1,), "atom-share", "atom-calibrated"),
@@ -165,7 +169,7 @@ QUESTIONS = {
                 *at((0.1,), "atom-capped", "atom-energy", "atom-constraints"),
                 *at((0.1,), "atom-decay", "atom-warm-up"),
             ],
-            "pets-10": [*COMMON, *at((0.2,), "atom"), *at((0.1,), "atom-constraints")],
+            "pets-10": [*COMMON, *at((0.03,), "atom-calibrated"), *at((0.1,), "atom-constraints")],
             "pets": [
                 *at((0.2, 0.02, 1.0), "atom"),
                 *at((0.1,), "atom-calibrated", "atom-share", "atom-constraints", "atom-warm-up"),

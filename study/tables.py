@@ -40,7 +40,15 @@ NAMES = {
 }
 """Metrics in words, where their names are not."""
 
-WORDS = ("task", "metric", "arm", "answer", "nearest task here", "a gain like the paper's")
+WORDS = (
+    "task",
+    "metric",
+    "arm",
+    "answer",
+    "nearest task here",
+    "worst task",
+    "a gain like the paper's",
+)
 """Heads of columns of words; the first column is one too."""
 
 P = ("p", "corrected")

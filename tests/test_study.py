@@ -135,9 +135,9 @@ def collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("collected")
 def test_tables_are_computed_from_paired_seeds() -> None:
     whole = overview.rules().splitlines()
-    assert whole[0] == "| rule | Digits DCGAN, 16 px | worst task | mean | worst pair |"
-    assert whole[2] == "| atom 1 | +10.0 | +10.0 | +10.0 | +5.0 |"  # less is better
-    assert whole[4].startswith("| atom-share 0.1 | −300.0 |")
+    digits = TASKS["digits"].title
+    assert whole[2] == f"| atom 1 | 1 | {digits} | +10.0 | +10.0 | +5.0 |"  # less is better
+    assert whole[4].startswith(f"| atom-share 0.1 | 1 | {digits} | −300.0 |")
     one = tables.of_task("strength", "digits").splitlines()
     assert one[2].startswith("| plain | 3 | 100")
     assert "−10.00" in one[3]
