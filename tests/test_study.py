@@ -268,6 +268,33 @@ def test_stacked_mnist_is_told_with_and_without_the_seed_that_broke_down() -> No
     assert f"between {min(modes):.0f} and {max(modes):.0f} of 1,000 modes" in page
 
 
+def test_mnist_at_16_pixels_shows_no_difference_in_any_setting() -> None:
+    assert "the intervals exclude gains above 10 %" in text_of(GANS)
+    for task in ("small-mnist", "small-mnist-usual", "small-mnist-r1"):
+        for metric in ("frechet_classifier", "ema_frechet_classifier"):
+            found = gains.gains_in("strength", task, metric).values()
+            assert min(each.p_holm for each in found) > 0.05
+            if task == "small-mnist-usual":
+                assert max(each.high for each in found) < 10
+
+
+def test_the_harm_of_a_constant_share_is_quoted_as_the_table_has_it() -> None:
+    page = text_of("docs/results/strength.md")
+    found = gains.gains_in("strength", "digits")
+    shares = [found[Arm("atom-share", share)] for share in (0.03, 0.1, 0.3)]
+    worse = sum(pair < 0 for each in shares for pair in each.pairs)
+    assert f"in {worse} of 15 pairs of seeds" in page
+    told = [f"{-each.mean:.0f}" for each in shares]
+    assert f"by {told[0]}, {told[1]} and {told[2]} % of plain training's distance" in page
+    assert min(each.p_holm for each in shares) > 0.05
+    assert f"corrected for all {len(found)} arms" in page
+    calm = [
+        each for arm, each in found.items() if arm.method == "atom" and arm.strength in (0.2, 1)
+    ]
+    calm += [found[Arm("atom-calibrated", share)] for share in (0.03, 0.1)]
+    assert max(abs(each.mean) for each in calm) < 4, "every difference is smaller than 4 per cent"
+
+
 def test_a_gain_like_the_paper_s_is_judged_by_the_interval() -> None:
     table = paper_rows.paper_rows()
     for row in paper_rows.ROWS:
