@@ -88,7 +88,7 @@ def words_with_charges(atoms: Atoms) -> str:
     for text, tokens, charges in zip(
         atoms.sentences or (), atoms.tokens or (), atoms.charges, strict=True
     ):
-        words = merge_words(text, tokens, charges)
+        words = merge_words(text, tokens, charges[: len(tokens)])
         lines.append("    " + "  ".join(f"{word.text} {word.charge:+.2f}" for word in words))
     return "\n".join(lines)
 
