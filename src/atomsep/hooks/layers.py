@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from atomsep.core.layout import Axes
+from atomsep.hooks.containers import entries_of, may_hold_tokens
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.recommendation import Recommendation
 from atomsep.hooks.targets import unwrap
@@ -259,9 +260,8 @@ def _call(model: nn.Module, batch: Any) -> Any:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    values = value if isinstance(value, (tuple, list)) else [value]
+    entries = entries_of(value)
+    values = [value] if entries is None else entries.values()
     return [each for each in values if isinstance(each, Tensor)]
 
 
@@ -275,7 +275,7 @@ def _is_signed(values: Tensor) -> bool:
 
 
 def _has_tokens(output: Any) -> bool:
-    return any(t.is_floating_point() and t.dim() >= 3 for t in _tensors(output))
+    return any(map(may_hold_tokens, _tensors(output)))
 
 
 def _is_generator(batch: Any, output: Any) -> bool:

@@ -2,8 +2,8 @@
 
 Three numbers are enough: the loss itself (a NaN or an infinity in any real token makes it one), the
 sum of all negative charges, and the share of real tokens whose charge is exactly 0, which reveals a
-rectified layer. They are checked in the first eight steps and then in every 32nd. On a GPU they are copied
-asynchronously and read once a later step finds the copy complete, so the host never waits.
+rectified layer. They are checked in the first eight steps and then in every 32nd. On a GPU they are
+copied asynchronously and read once a later step finds the copy complete, so the host never waits.
 """
 
 from __future__ import annotations
