@@ -110,6 +110,7 @@ def test_a_large_ratio_that_is_usual_is_no_alarm(capsys: pytest.CaptureFixture[s
         ),
         ("train synthetic --tiny --set method.tau=1", "has no option 'tau'"),
         ("sweep synthetic --methods plain,atm", "there is no method 'atm'; did you mean 'atom'?"),
+        ("sweep synthetic --methods plain,foo", "there is no method 'foo'. Available: plain, "),
         (
             "sweep synthetic --seeds few",
             "seeds must be a number of seeds, or the seeds",
