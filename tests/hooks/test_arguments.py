@@ -66,6 +66,11 @@ def test_what_is_not_a_model() -> None:
             atomsep.attach(model, "0")  # type: ignore[arg-type]
 
 
+def test_arguments_in_the_wrong_order() -> None:
+    with pytest.raises(TypeError, match=r"not '1.bn2'; the model comes first: attach\(model, '1.b"):
+        atomsep.attach("1.bn2", mlp())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("role", ["charge", "position"])
 def test_a_learned_map_that_does_not_fit_the_layer(role: str) -> None:
     x = torch.randn(6, 5, 3)

@@ -86,7 +86,7 @@ def attach(
         torch.Size([4, 5])
         >>> attachment.detach()
     """
-    check_model(model)
+    check_model(model, target)
     conduct = check_conduct(runs, missing, in_eval)
     attachment = Attachment(model, check_loss_argument(loss), weight, conduct)
     attachment.watch_gradients = watch_gradients
