@@ -17,6 +17,12 @@ _CHANNELS_FIRST: dict[type[nn.Module], int | None] = {
 _SEQUENCES = (nn.MultiheadAttention, nn.LSTM, nn.GRU, nn.RNN)
 """Modules that say with `batch_first` which axis of a sequence holds the samples."""
 
+_BLOCKS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+"""Modules whose attention says so for them."""
+
+_STACKS = (nn.TransformerEncoder, nn.TransformerDecoder)
+"""Modules whose layers say so for them."""
+
 _PRODUCTS = {nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear}
 """Modules that work on the last axis, whatever it holds."""
 
@@ -70,7 +76,20 @@ def may_mix_tokens(module: nn.Module) -> bool:
 
 
 def batch_first(module: nn.Module) -> bool | None:
-    """Whether the first axis of an attention or recurrent layer holds the samples."""
+    """Whether the first axis of an attention, transformer or recurrent layer holds the samples.
+
+    Only exact types of transformer layers count, since a subclass may permute.
+
+    Example:
+        >>> batch_first(nn.TransformerEncoderLayer(8, 2)), batch_first(nn.Linear(8, 8))
+        (False, None)
+    """
+    if type(module) is nn.Transformer:
+        return bool(module.batch_first)
+    if type(module) in _STACKS:
+        module = next(iter(module.layers), module)  # type: ignore[arg-type]
+    if type(module) in _BLOCKS:
+        module = module.self_attn  # type: ignore[assignment]
     return bool(module.batch_first) if isinstance(module, _SEQUENCES) else None
 
 
