@@ -14,6 +14,12 @@ _CHANNELS_FIRST: dict[type[nn.Module], int | None] = {
 }
 """Modules whose features are on axis 1, with the number of axes of a batch (None: any)."""
 
+_BATCHES = {
+    *((nn.Conv1d, 3), (nn.Conv2d, 4), (nn.Conv3d, 5)),
+    *((nn.ConvTranspose1d, 3), (nn.ConvTranspose2d, 4), (nn.ConvTranspose3d, 5)),
+}
+"""Modules that also take a single sample, with the number of axes of a batch."""
+
 _SEQUENCES = (nn.MultiheadAttention, nn.LSTM, nn.GRU, nn.RNN)
 """Modules that say with `batch_first` which axis of a sequence holds the samples."""
 
@@ -67,6 +73,20 @@ def feature_axis(module: nn.Module, dim: int) -> int | None:
         several = any(len(getattr(leaf, "normalized_shape", "1")) > 1 for leaf in last)
         return None if several else dim - 1
     return None
+
+
+def lacks_batch_axis(module: nn.Module, dim: int) -> bool:
+    """Whether an output with `dim` dimensions is that of a convolution without a batch axis.
+
+    Example:
+        >>> lacks_batch_axis(nn.Conv1d(3, 8, 3), 2), lacks_batch_axis(nn.Conv1d(3, 8, 3), 3)
+        (True, False)
+    """
+    last: nn.Module | None = module
+    while type(last) is nn.Sequential:
+        children = reversed(list(last))
+        last = next((child for child in children if type(child) not in _SHAPE_KEEPING), None)
+    return last is not None and (type(last), dim + 1) in _BATCHES
 
 
 def may_mix_tokens(module: nn.Module) -> bool:
