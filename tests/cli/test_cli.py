@@ -110,6 +110,7 @@ def test_a_large_ratio_that_is_usual_is_no_alarm(capsys: pytest.CaptureFixture[s
         ),
         ("train synthetic --tiny --set method.tau=1", "has no option 'tau'"),
         ("sweep synthetic --methods plain,atm", "there is no method 'atm'; did you mean 'atom'?"),
+        ("sweep synthetic --methods plain,foo", "there is no method 'foo'. Available: plain, "),
         (
             "sweep synthetic --seeds few",
             "seeds must be a number of seeds, or the seeds",
@@ -128,6 +129,15 @@ def test_a_large_ratio_that_is_usual_is_no_alarm(capsys: pytest.CaptureFixture[s
         ("sweep synthetic --mps --device cpu", "--mps needs an NVIDIA GPU; leave it out, or"),
         ("sweep synthetic --seeds 5-99999999999999999999", "is more than 10000 seeds"),
         ("train own-images --set folder=json:decoder", "folder=json:decoder must be a function"),
+        (
+            "train own-images",
+            "name the folder of the images with --set folder=FOLDER: FOLDER/train/",
+        ),
+        (
+            "sweep own-images --set folder=nowhere",
+            "there is no folder nowhere; name one with the la",
+        ),
+        ("train own-text --set file=x.csv", "there is no file x.csv; name a .csv or .tsv with a"),
     ],
 )
 def test_errors_are_sentences(
@@ -234,6 +244,7 @@ def test_help_shows_flags_as_they_are_written(
     if command == "train":
         assert "--tiny " in out
         assert "KEY=VALUE" in out
+    assert "}..." not in out.replace("{RUN}...", "")
     if command == "report":
         assert "report.html in the current folder" in " ".join(out.split())
 

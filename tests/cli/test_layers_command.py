@@ -128,6 +128,11 @@ def test_a_function_of_ones_own(capsys: pytest.CaptureFixture[str], folder: Path
             "own_layers:without_tokens",
             "no layer of this Linear has tokens: the outputs are one vector",
         ),
+        (
+            "own_layers",
+            "own_layers is a module; name the function in it that returns a model and an",
+        ),
+        ("nope:make", "atomsep: nope:make: the module cannot be imported (No module named 'nope')"),
         ("own_layers:mak", "there is no function 'mak' in own_layers; did you mean 'make'?"),
     ],
 )

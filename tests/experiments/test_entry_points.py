@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atomsep.experiments.entry_points import call_entry_point
+from atomsep.experiments.entry_points import call_entry_point, is_module
 from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.images.folders import _returned
 from atomsep.experiments.images.models import check_image_model, make_image_model
@@ -48,7 +48,10 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ("function", "message"),
     [
         ("table", "model={own}:table must be a function, not dict"),
-        ("tabel", "there is no function 'tabel' in {own}; did you mean 'table'?"),
+        (
+            "fail",
+            "there is no function 'fail' in {own}; did you mean 'fails'? Available: fails, tak",
+        ),
         ("fails", "model={own}:fails failed (LookupError: no such thing); --debug shows where"),
         ("takes_nothing", "model={own}:takes_nothing failed (TypeError: "),
         ("gives_text", "model={own}:gives_text must return a torch.nn.Module, not str"),
@@ -58,6 +61,39 @@ def test_a_model_of_the_wrong_kind_is_named(own: str, function: str, message: st
     with pytest.raises(ExperimentError) as error:
         make_image_model(f"{own}:{function}", 10)
     assert str(error.value).startswith(message.format(own=own))
+
+
+def test_what_a_module_imports_is_not_offered(own: str) -> None:
+    with pytest.raises(ExperimentError) as error:
+        call_entry_point("model", f"{own}:nope")
+    _, offered = str(error.value).split("Available: ")
+    names = ["fails", "takes_nothing", "gives_text", "Odd", "Tensors", "Raising"]
+    assert offered.split(", ") == names, "neither torch and nn nor the table"
+    with pytest.raises(ExperimentError, match="did you mean 'Linear'?"):
+        call_entry_point("model", "torch.nn:Linaer")  # of a module inside torch.nn
+
+
+@pytest.mark.parametrize("function", ["fails", "table"])
+@pytest.mark.parametrize(("key", "start"), [("model", "model="), ("", "")])
+def test_only_settings_have_an_equals_sign(own: str, function: str, key: str, start: str) -> None:
+    with pytest.raises(ExperimentError) as error:
+        call_entry_point(key, f"{own}:{function}")
+    assert str(error.value).startswith(f"{start}{own}:{function} ")
+    with pytest.raises(ExperimentError) as error:
+        call_entry_point(key, "no_such_module:make")
+    assert str(error.value).startswith(f"{start}no_such_module:make: the module cannot be imported")
+
+
+def test_modules_are_known_without_being_imported(
+    own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "raises.py").write_text("raise RuntimeError")
+    (tmp_path / "folder").mkdir()
+    assert is_module(own)
+    assert is_module("raises")
+    assert not is_module("folder")
+    assert not is_module("raises.inner")
 
 
 def test_a_model_that_cannot_be_called_is_named(own: str) -> None:

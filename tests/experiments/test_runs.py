@@ -98,6 +98,13 @@ def test_a_folder_that_cannot_be_made_is_named() -> None:
         pass
 
 
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "a.jpg"
+    file.touch()
+    with pytest.raises(ExperimentError, match=r"a.jpg is a file, not a folder of runs; .* --out"):
+        run(KEY, file)
+
+
 def train_late(root: Path, signs: Path) -> None:
     """Train, but pause between the first look at the result and the lock."""
 

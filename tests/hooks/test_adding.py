@@ -157,6 +157,21 @@ def test_a_training_forward_without_labels_says_so_once(packed: str) -> None:
     attachment.loss()
 
 
+@pytest.mark.parametrize("packed", ["mapping", "object", "named tuple"])
+def test_a_misspelt_name_is_listed_with_those_present(packed: str) -> None:
+    model = Classifier(packed)
+    atomsep.attach(model, "tokens", add_to="los")
+    with pytest.warns(AtomWarning, match="without 'los', but with 'logits', 'loss'.*add_to='loss'"):
+        model(batch(), LABELS)
+
+
+def test_an_index_into_a_mapping_is_no_name() -> None:
+    model = Classifier()
+    atomsep.attach(model, "tokens", add_to=1)
+    with pytest.warns(AtomWarning, match="a dict without 1, but with .*; pass add_to='loss', or"):
+        model(batch(), LABELS)
+
+
 def test_an_output_that_is_no_loss_is_named() -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.Flatten(), nn.Linear(40, 2))
     atomsep.attach(model, "0", add_to="loss")

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torchvision
 from small_models import mlp
-from torch import nn
+from torch import Tensor, nn
 
 import atomsep
 from atomsep import AtomLoss
@@ -66,6 +66,11 @@ def test_what_is_not_a_model() -> None:
             atomsep.attach(model, "0")  # type: ignore[arg-type]
 
 
+def test_arguments_in_the_wrong_order() -> None:
+    with pytest.raises(TypeError, match=r"not '1.bn2'; the model comes first: attach\(model, '1.b"):
+        atomsep.attach("1.bn2", mlp())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("role", ["charge", "position"])
 def test_a_learned_map_that_does_not_fit_the_layer(role: str) -> None:
     x = torch.randn(6, 5, 3)
@@ -99,6 +104,52 @@ def test_the_nearest_layer_with_tokens_is_named() -> None:
     atomsep.attach(model, "fc")
     with pytest.raises(ValueError, match=r"\(2, 5\), which has no token axis.*'layer4.1.bn2'$"):
         model(torch.randn(2, 3, 64, 64))
+
+
+def test_a_layer_is_not_its_own_nearest() -> None:
+    class Pooling(nn.Conv1d):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).mean(2)
+
+    model = nn.Sequential(nn.Conv1d(3, 8, 3), Pooling(8, 8, 3))
+    atomsep.attach(model, "1")
+    with pytest.raises(
+        ValueError, match=r"\(5, 8\), .* The nearest one that ran before it is '0'$"
+    ):
+        model(torch.randn(5, 3, 20))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv1d(3, 8, 3), (3, 20)),
+        (nn.Conv2d(3, 8, 3), (3, 9, 9)),
+        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), (3, 9, 9)),
+        (nn.ConvTranspose3d(3, 8, 3), (3, 4, 4, 4)),
+    ],
+)
+def test_a_sample_without_a_batch_axis(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    model = nn.Sequential(layer)
+    attachment = atomsep.attach(model, "0")
+    with pytest.raises(ValueError, match=r"its input has no axis for the samples.* model\(x\[None"):
+        model(torch.randn(shape))
+    model(torch.randn(2, *shape))
+    assert len(attachment.importance) == 2
+
+
+def test_a_convolution_in_front_of_tokens_has_its_batch_axis() -> None:
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Conv2d(3, 8, 4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.embed(x).flatten(2).mT  # type: ignore[no-any-return]
+
+    model = nn.Sequential(Patches())
+    attachment = atomsep.attach(model, "0")
+    model(torch.randn(2, 3, 8, 8))
+    assert attachment.importance.shape == (2, 4)
 
 
 def test_the_nearest_linear_layer_with_tokens_is_named() -> None:

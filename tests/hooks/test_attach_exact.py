@@ -237,8 +237,7 @@ def test_length_first_sequences(batch_first: bool) -> None:
     tokens = latent if batch_first else latent.transpose(0, 1)
     expected = gradients(model, latent.square().mean() + WEIGHT * plain_loss(tokens))
     root = nn.Sequential(model)
-    layout = "auto" if batch_first else "length_first"
-    attachment = atomsep.attach(root, "0", weight=WEIGHT, layout=layout)
+    attachment = atomsep.attach(root, "0", weight=WEIGHT)
     actual = gradients(model, root(given).square().mean() + attachment.loss())
     assert_same(actual, expected)
 

@@ -185,6 +185,39 @@ def test_a_positive_layer_is_noticed_after_the_first_steps() -> None:
         attachment.loss()
 
 
+class Masked(nn.Module):
+    """A layer with an activation, in a model that takes a mask."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(3, 8), activation)
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.layer(x).mean()
+
+
+@pytest.mark.parametrize("loss", [atomsep.AtomLoss(), atomsep.AtomLoss(tokens=2)])
+def test_padding_is_not_taken_for_zeros_of_a_rectified_layer(loss: atomsep.AtomLoss) -> None:
+    mask = torch.tensor([1, 1, 1, 0, 0]).expand(6, 5)
+    positive, rectified = Masked(nn.Softplus()), Masked(nn.ReLU())
+    with atomsep.attach(positive, "layer.1", loss, layout="channels_last") as attachment:
+        for _ in range(7):  # warnings are errors: these may be positive by chance
+            positive(batch(), attention_mask=mask)
+            attachment.loss()
+    with atomsep.attach(rectified, "layer.1", loss, layout="channels_last") as attachment:
+        rectified(batch(), attention_mask=mask)
+        with pytest.warns(AtomWarning, match="no negative scores.*or use a learned charge"):
+            attachment.loss()
+
+
+def test_a_rectified_layer_is_noticed_at_once_where_tokens_are_drawn() -> None:
+    model = mlp()
+    attachment = atomsep.attach(model, "1", atomsep.AtomLoss(tokens=2), layout="channels_last")
+    model(batch())
+    with pytest.warns(AtomWarning, match="no negative scores"):
+        attachment.loss()
+
+
 def test_a_layer_with_both_signs_is_not_complained_of() -> None:
     model, x = mlp(), batch()
     attachment = atomsep.attach(model, "0")

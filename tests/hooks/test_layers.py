@@ -163,6 +163,40 @@ def test_a_model_without_tokens_is_refused() -> None:
             atomsep.layers(model, torch.randn(5, 3))
 
 
+def test_a_layer_with_one_feature_is_refused_as_attach_does() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 1, 3), nn.Sigmoid())
+    images = torch.randn(5, 3, 9, 9)
+    found = atomsep.layers(model, images)
+    assert [layer.name for layer in found] == ["0"]
+    assert list(found.refused) == ["1", "2"]
+    assert "(5, 1, 5, 5): its tokens have only one feature" in found.refused["1"]
+    atomsep.attach(model, "1")
+    with pytest.raises(ValueError, match="only one feature"):
+        model(images)
+    with pytest.raises(ValueError, match="can be attached to without further arguments; layer '0'"):
+        atomsep.layers(nn.Sequential(nn.Conv2d(3, 1, 3)), images)
+
+
+class Pooled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
+def test_lazy_modules_are_initialised() -> None:
+    lazy = nn.Sequential(
+        *(nn.LazyConv2d(8, 3), nn.LazyBatchNorm2d(), nn.ReLU(), Pooled(), nn.LazyLinear(2))
+    )
+    before = torch.get_rng_state()
+    found = atomsep.layers(lazy, torch.randn(5, 3, 9, 9, generator=torch.Generator()))
+    assert [layer.name for layer in found] == ["0", "1", "2"]
+    assert found.recommended == "1"
+    assert torch.equal(torch.get_rng_state(), before)
+    assert lazy.training
+    statistics = lazy[1].running_mean
+    assert isinstance(statistics, Tensor)
+    assert (statistics == 0).all(), "batch norms do not see the example"
+
+
 def test_the_report_starts_with_the_recommendation_and_names_refused_layers() -> None:
     class Cut(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

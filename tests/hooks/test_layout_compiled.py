@@ -117,7 +117,7 @@ def test_what_an_uncompiled_forward_decided_counts() -> None:
     model = Tokens()
     attachment = atomsep.attach(model, "activation")
     run = torch.compile(model, backend="eager", fullgraph=True)
-    with pytest.raises(Exception, match="a training forward that is not compiled"):
+    with pytest.raises(Exception, match="an uncompiled forward pass in training"):
         run(images(4))
     model(images(4))
     expected = attachment.loss()
@@ -131,5 +131,5 @@ def test_a_compiled_part_stops_the_walk() -> None:
     model.block.compile(backend="aot_eager")
     model(images(4))
     atomsep.attach(model, "activation")
-    with pytest.raises(ValueError, match="not certain"):
+    with pytest.raises(ValueError, match="graph of compiled code cannot be read; run one uncom"):
         model(images(4))

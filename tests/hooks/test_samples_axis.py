@@ -11,6 +11,7 @@ from small_models import Net, decided
 from torch import Tensor, nn
 
 import atomsep
+from atomsep.hooks.axes import batch_first
 
 IMAGES = torch.randn(2, 3, 4, 5)
 
@@ -232,9 +233,40 @@ def test_length_first_models_are_not_guessed_at() -> None:
     """What comes in may be (L, M, C), too: nobody knows which axis holds the samples."""
     layer = nn.TransformerEncoderLayer(8, 2, 16)
     model = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
-    atomsep.attach(model, "layers.0")
-    with pytest.raises(ValueError, match="batch_first=False, so that axis 0 may be the length"):
+    atomsep.attach(model, "layers.0.norm2")
+    with pytest.raises(ValueError, match="batch_first=False, so that axis 0 may be") as error:
         model(torch.randn(5, 2, 8))
+    assert 'layout="length_first"' in str(error.value)
+    assert "channels_first" not in str(error.value), "axis 2 holds the features"
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("target", ["", "encoder", "encoder.layers.0", "decoder.layers.0"])
+def test_transformer_layers_say_which_axis_holds_the_samples(target: str, first: bool) -> None:
+    class Translation(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "dim_feedforward": 16}
+            self.inner = nn.Transformer(8, 2, **sizes, batch_first=first)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x, x)  # type: ignore[no-any-return]
+
+    model = Translation()
+    attachment = atomsep.attach(model, f"inner.{target}".rstrip("."))
+    model(torch.randn((3, 5, 8) if first else (5, 3, 8)))
+    assert attachment.importance.shape == (3, 5)
+    assert ("channels_last" if first else "length_first") in repr(attachment)
+
+
+def test_a_transformer_layer_of_ones_own_may_permute() -> None:
+    class Turned(nn.TransformerEncoderLayer):
+        def forward(self, *args: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(*args).transpose(0, 1)
+
+    assert batch_first(nn.TransformerEncoderLayer(8, 2, 16)) is False
+    assert batch_first(Turned(8, 2, 16)) is None
 
 
 def test_an_image_tells_the_samples_of_a_length_first_model() -> None:

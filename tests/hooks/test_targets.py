@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
 
 import pytest
 import torch
 import torchvision
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from atomsep.hooks.targets import find_layers, pick_tensor, put_tensor
 
@@ -55,6 +57,13 @@ def test_a_module_of_another_model(resnet: nn.Module) -> None:
 OTHER = torch.zeros(2, 3, 3)
 TOKENS, POOLED, INDEX = torch.zeros(2, 3, 4), torch.zeros(2, 4), torch.zeros(2, 3, 4).long()
 Named = namedtuple("Named", "pooled tokens")
+PACKED = pack_padded_sequence(TOKENS, torch.tensor([3, 2]), batch_first=True)
+
+
+@dataclass(frozen=True)
+class Fields:
+    pooled: Tensor
+    tokens: Tensor | None = None
 
 
 @pytest.mark.parametrize(
@@ -65,6 +74,7 @@ Named = namedtuple("Named", "pooled tokens")
         ([TOKENS], 0),
         (OrderedDict(pooled=POOLED, tokens=TOKENS), "tokens"),
         (Named(POOLED, TOKENS), 1),
+        (Fields(POOLED, TOKENS), "tokens"),
         ((TOKENS, OTHER), 0),  # the hidden state comes first, then attention weights or states
         ((TOKENS, (OTHER, OTHER)), 0),
         (OrderedDict(tokens=TOKENS, other=OTHER), "tokens"),
@@ -89,19 +99,40 @@ def test_select_by_index_negative_index_and_key() -> None:
     assert pick_tensor(mapping, 1, "layer") == ("b", POOLED)
 
 
+def test_select_by_the_name_of_a_field() -> None:
+    assert pick_tensor(Named(POOLED, TOKENS), "tokens", "layer") == (1, TOKENS)
+    assert pick_tensor(Fields(OTHER, TOKENS), "tokens", "layer") == ("tokens", TOKENS)
+    assert pick_tensor(Fields(OTHER, TOKENS), 1, "layer") == ("tokens", TOKENS)
+
+
 @pytest.mark.parametrize(
     ("output", "select", "message"),
     [
         ([TOKENS, TOKENS], None, r"a list with 0: \(2, 3, 4\), 1: \(2, 3, 4\); pass select="),
         ((POOLED, TOKENS, TOKENS), None, "a tuple with 0: .* pass select="),
-        ((POOLED,), None, "pass select= to say which one holds the tokens"),
+        ((POOLED,), None, r"a tuple with 0: \(2, 4\). Nothing in it is a .* attach to a module"),
+        ({"a": [TOKENS, TOKENS]}, None, r"a dict with 'a': list. Nothing .* nn.Identity\(\)"),
+        (
+            {"a": [TOKENS, TOKENS]},
+            ("a", 1),
+            "select=.* finds no tensor .* 'a': list. Nothing in it",
+        ),
+        ([TOKENS], ["a", 1], r"select=\['a', 1\] finds no tensor"),
+        (Named(TOKENS, TOKENS), "token", r"select='token' .* 'pooled': \(2, 3, 4\), 'tokens'"),
+        ((PACKED, TOKENS), None, "'layer' returns a PackedSequence.* after pad_packed_sequence"),
+        ((PACKED, TOKENS), 0, "returns a PackedSequence"),
+        (PACKED, None, "returns a PackedSequence"),
         ((TOKENS,), 3, "select=3 finds no tensor"),
         ({"a": TOKENS, "n": None}, "n", "select='n' finds no tensor .* 'n': NoneType"),
         (TOKENS, 0, "returns a single tensor; leave it out"),
-        ("text", None, "returns a str, but must return a tensor"),
+        ("text", None, r"returns a str, but must return a tensor, .* nn.Identity\(\)"),
         ((), None, "tuple with nothing"),
     ],
 )
 def test_outputs_that_leave_doubt(output: object, select: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pick_tensor(output, select, "layer")  # type: ignore[arg-type]
+
+
+def test_the_last_state_after_a_packed_sequence_can_be_selected() -> None:
+    assert pick_tensor((PACKED, TOKENS), 1, "layer") == (1, TOKENS)

@@ -121,6 +121,21 @@ def test_type_and_graph_that_disagree_are_both_quoted() -> None:
     assert 'pass layout="channels_first"' in message
 
 
+def test_weights_that_fit_another_axis_say_so() -> None:
+    class Scaling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.weight[:, None, None]
+
+    model = nn.Sequential(nn.Linear(4, 6), Scaling())
+    atomsep.attach(model, "1")
+    with pytest.raises(ValueError, match="; its weights say that axis 0 holds the features"):
+        model(torch.randn(5, 7, 4))
+
+
 def test_features_in_the_middle_are_refused() -> None:
     class Video(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

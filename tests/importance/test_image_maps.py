@@ -212,8 +212,23 @@ def test_without_titles_the_first_row_stands_below_the_heading() -> None:
         (torch.full((1, 3, 2, 2), -2.1), torch.zeros(1, 1, 1), "from -2.1 to 0; undo the model's"),
         (torch.zeros(2, 3, 2, 2), torch.zeros(1, 1, 1), "2 images, but charges of 1 samples"),
         (torch.zeros(1, 3, 2, 2), torch.full((1, 1, 1), 1.5), "there is a 1.5"),
+        (torch.zeros(1, 3, 2, 2), torch.tensor([[[0.5, float("nan")]]]), "1 of 2 charges are NaN"),
     ],
 )
 def test_refusals(images: Tensor, charges: Tensor, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        triptychs(images, charges)
+    for draw in (triptychs, overlay, image_figure):
+        with pytest.raises(ValueError, match=message):
+            draw(images, charges)
+
+
+def test_the_importance_of_several_layers_is_refused_by_name() -> None:
+    several = {"layer1": torch.zeros(1, 1, 1), "layer2": torch.zeros(1, 1, 1)}
+    with pytest.raises(
+        TypeError, match=r"'layer1', 'layer2'; .* attachment.importance\['layer1'\]"
+    ):
+        image_figure(torch.zeros(1, 3, 2, 2), several)
+
+
+def test_a_figure_needs_images() -> None:
+    with pytest.raises(ValueError, match="there are no images to draw: the batch is empty"):
+        image_figure(torch.zeros(0, 3, 2, 2), torch.zeros(0, 1, 1))

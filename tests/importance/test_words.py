@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from torch import nn
 from transformers import PreTrainedTokenizerFast
 
+from atomsep import AtomLoss
 from atomsep.importance.colours import css, ink_on
 from atomsep.importance.words import (
     Word,
@@ -80,7 +82,7 @@ SPACED = ["Unhappily,", "the", "cats'", "naps", "end."]
 def test_pieces_become_the_words_of_the_sentence(tokenizer: Any, expected: list[str]) -> None:
     tokens = tokens_of(tokenizer, SENTENCE)
     assert [token[1] for token in (tokens[0], tokens[-1])] == [-1, -1]
-    charges = [number / 100 for number in range(len(tokens) + 3)]  # three of padding
+    charges = [number / 100 for number in range(1, len(tokens) + 1)] + [0, 0, 0]  # padding
     words = merge_words(SENTENCE, tokens, charges)
     assert [word.text for word in words if not word.special] == expected
     assert [word.text for word in words if word.special] == ["<s>", "</s>"]
@@ -120,6 +122,47 @@ def test_a_cut_sentence_shows_what_was_cut() -> None:
     assert to_html(SENTENCE, words).endswith(
         '<span style="opacity:.5"> the cats&#x27; naps end.</span>'
     )
+
+
+TWO = [("a", 0, 0, 1), ("b", 1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    "charges", [[0.5, -0.5, 0, 0, 0], [0, 0, 0, 0.5, -0.5], [0, 0.5, -0.5], [0.5, -0.5]]
+)
+def test_padding_on_either_side_is_ignored(charges: list[float]) -> None:
+    assert [word.charge for word in merge_words("a b", TWO, charges)] == [0.5, -0.5]
+
+
+def test_charges_that_are_all_0_need_no_side() -> None:
+    assert [word.charge for word in merge_words("a b", TWO, [0, 0, 0, 0])] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("charges", "zeros"), [([0, 0.5, 0], "are 0"), ([0.1, 0.5, -0.5], "one that is not 0")]
+)
+def test_padding_on_an_unknown_side_is_refused(charges: list[float], zeros: str) -> None:
+    with pytest.raises(ValueError, match=rf"for 2 tokens, .* {zeros}.*attention_mask.bool\(\)"):
+        merge_words("a b", TWO, charges)
+
+
+def test_left_padding_of_a_tokenizer_and_a_model() -> None:
+    """The charges of a padded sentence are those of the sentence alone."""
+    tokenizer = wordpiece()
+    tokenizer.padding_side, tokenizer.pad_token = "left", "</s>"
+    sentences = ["the cat", SENTENCE]
+    batch = tokenizer(sentences, padding=True, return_tensors="pt")
+    embedding = nn.Embedding(len(tokenizer), 3)
+    mask = batch["attention_mask"]
+    charges = AtomLoss().importance(embedding(batch["input_ids"]).detach(), mask)
+    for row, sentence in enumerate(sentences):
+        tokens = tokens_of(tokenizer, sentence)
+        alone = AtomLoss().importance(
+            embedding(tokenizer(sentence, return_tensors="pt")["input_ids"]).detach()
+        )
+        expected = merge_words(sentence, tokens, alone[0])
+        assert merge_words(sentence, tokens, charges[row]) == expected
+        assert any(word.charge for word in expected)
 
 
 def test_refusals() -> None:

@@ -185,6 +185,13 @@ def test_the_reporters_of_the_trainer_get_the_parts_of_two_attachments(
     assert first.layers != second.layers
 
 
+def test_the_callback_takes_an_attachment() -> None:
+    from atomsep.integrations.transformers import AtomCallback
+
+    with pytest.raises(TypeError, match="AtomCallback takes what atomsep.attach returned, not Lin"):
+        AtomCallback(nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
 def test_a_loss_computed_outside_the_model_is_named(tmp_path: Path) -> None:
     """The Trainer then keeps the labels from the model, which returns no loss."""
     model, _ = attached("bert")

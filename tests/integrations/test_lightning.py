@@ -215,6 +215,38 @@ def test_what_cannot_work_is_refused_when_the_fit_starts(tmp_path: Path) -> None
         trainer(tmp_path, callback).fit(module, loader())
 
 
+def test_the_callback_takes_an_attachment() -> None:
+    with pytest.raises(TypeError, match=r"AtomModeling takes what .* not Module; write AtomModel"):
+        AtomModeling(Module())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="not Module; write"):
+        AtomModeling(Module)  # type: ignore[arg-type]
+
+
+def test_a_loss_that_is_added_twice_is_named(tmp_path: Path) -> None:
+    class Both(Module):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            [attachment] = atomsep.attachments(self)
+            return super().training_step(batch, batch_idx) + attachment.loss()
+
+    module = Both()
+    callback = AtomModeling(atomsep.attach(module, "net.0"))
+    with pytest.raises(RuntimeError, match=r"training_step calls attachment.loss\(\), and AtomMod"):
+        trainer(tmp_path, callback).fit(module, loader())
+
+
+def test_a_step_without_the_layer_is_not_taken_for_a_loss_added_twice(tmp_path: Path) -> None:
+    class Skipping(Module):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 0:
+                return super().training_step(batch, batch_idx)
+            return self.net[3](torch.ones(4, 40, dtype=torch.float64)).sum()
+
+    module = Skipping()
+    callback = AtomModeling(atomsep.attach(module, "net.0"))
+    with pytest.raises(RuntimeError, match="has no new forward"):
+        trainer(tmp_path, callback).fit(module, loader())
+
+
 def test_a_failed_fit_gives_the_training_step_back(tmp_path: Path) -> None:
     class Failing(Module):
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -329,5 +329,5 @@ def test_tokens_without_a_place_in_the_image_are_shown_as_rows(tmp_path: Path) -
     [rows] = maps.figure.axes[0].images
     np.testing.assert_allclose(rows.get_array(), atoms.charges, rtol=1e-3)
     assert rows.get_clim() == (-1, 1)
-    assert "No map, because" in maps.caption
+    assert "There is no map: " in maps.caption
     assert "7 tokens do not form a grid" in maps.caption

@@ -232,6 +232,14 @@ def test_without_runs_there_is_a_sentence(tmp_path: Path) -> None:
         write_report(tmp_path / "nowhere", tmp_path / "report.html")
 
 
+def test_folders_above_the_page_are_created(runs: Path, tmp_path: Path) -> None:
+    page = tmp_path / "of" / "today" / "report.html"
+    write_report(runs, page)
+    assert page.is_file()
+    with pytest.raises(ExperimentError, match=r"report.html is a file.* repeat the command$"):
+        write_report(runs, page / "report.html")
+
+
 def test_runs_of_a_search_are_left_out(tmp_path: Path) -> None:
     write_run(tmp_path, "flowers", "plain", 0, 0.5, validation=True)
     with pytest.raises(ExperimentError, match="there is no finished run under"):

@@ -97,7 +97,7 @@ def train(
 
     - `atomsep train own-images --set folder=my/images --set weight=0.05`
     """
-    from atomsep.experiments.registry import find_experiment, run_key
+    from atomsep.experiments.registry import check, find_experiment, run_key
 
     # With several devices, the other processes are started with this variable.
     console = display.make_console(quiet=os.environ.get("LOCAL_RANK", "0") != "0")
@@ -110,6 +110,7 @@ def train(
     if result is not None:
         console.say(f"This run is finished. To train it again, remove {folder}")
     else:
+        check(chosen, key)
         from atomsep.experiments.training import train as train_run
 
         try:
@@ -167,7 +168,7 @@ def sweep(
 
     - `atomsep sweep flowers --methods plain,atom --seeds 5 --search --download`
     """
-    from atomsep.experiments.registry import find_experiment, run_key
+    from atomsep.experiments.registry import check, find_experiment, run_key
     from atomsep.experiments.sweeps.mps import share_gpu
     from atomsep.experiments.sweeps.search import search as search_settings
     from atomsep.experiments.sweeps.sweep import run_sweep
@@ -181,6 +182,9 @@ def sweep(
     if mps and executor != "local":
         raise ExperimentError(f"--mps shares a GPU of this machine; omit it with {executor}")
     assignments = list(set_ or ())
+    asked = [run_key(chosen, n, s, assignments, tiny=tiny) for s in numbers for n in names]
+    if not all(Run(key.folder(out)).read_result() for key in asked):
+        check(chosen, asked[0])  # the settings are those of all
     changes = dict.fromkeys(names, assignments)
     lost: list[str] = []
     try:

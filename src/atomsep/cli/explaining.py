@@ -22,11 +22,11 @@ TABLES = (".txt", ".csv", ".tsv")
 
 
 def explain(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     inputs: Annotated[
         list[str],
         typer.Argument(
-            metavar="INPUT...",
+            metavar="INPUT",
             help="Images: files or folders. Sentences: in quotes, or text files with one per line.",
         ),
     ],

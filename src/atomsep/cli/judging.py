@@ -16,7 +16,7 @@ def faithful(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="Folders of finished runs, or folders that contain some."
+            metavar="RUN", help="Folders of finished runs, or folders that contain some."
         ),
     ],
     images: Annotated[

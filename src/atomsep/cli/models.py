@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atomsep.experiments.entry_points import call_entry_point, is_entry_point
+from atomsep.experiments.entry_points import call_entry_point, is_entry_point, is_module
 from atomsep.experiments.errors import ExperimentError, unknown
 
 if TYPE_CHECKING:
@@ -50,6 +50,11 @@ def find_model(name: str) -> tuple[nn.Module, Any]:
         # A misspelt name, which would make the hub's client try again and again.
         sought = unknown("model", name, known, "in torchvision or timm")
         raise ExperimentError(f"{sought}. For a Hugging Face model, write OWNER/NAME")
+    if is_module(name):
+        raise ExperimentError(
+            f"{name} is a module; name the function in it that returns a model and an example "
+            f"batch: {name}:FUNCTION. For a Hugging Face model, write OWNER/NAME"
+        )
     try:
         return _hugging_face(name)
     except ModuleNotFoundError:

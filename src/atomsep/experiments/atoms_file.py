@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.files import replacing, writing
+from atomsep.experiments.files import CONTINUES, replacing, writing
 
 NAME = "atoms.npz"
 
@@ -115,7 +115,7 @@ def write_atoms(folder: Path, atoms: Atoms) -> Path | None:
             return None
         data = _packed(atoms)
     path = folder / NAME
-    with writing(path), replacing(path) as part:
+    with writing(path, then=CONTINUES), replacing(path) as part:
         part.write_bytes(data)
     return path
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from atomsep.experiments.atoms_file import Atoms
-from atomsep.experiments.files import writing
+from atomsep.experiments.files import CONTINUES, writing
 from atomsep.importance.colours import diverging
 from atomsep.importance.images import triptychs
 from atomsep.importance.words import merge_words
@@ -49,13 +49,13 @@ def tensorboard(folder: Path, first_step: int) -> Iterator[Board]:
     from torch.utils.tensorboard import SummaryWriter
 
     with _quiet_writer_thread():
-        with writing(folder):
+        with writing(folder, then=CONTINUES):
             writer = SummaryWriter(str(folder), purge_step=first_step)
 
         try:
             yield _TensorBoard(writer, folder)
         finally:
-            with writing(folder):
+            with writing(folder, then=CONTINUES):
                 writer.close()
 
 
@@ -66,11 +66,11 @@ class _TensorBoard(Board):
         self.writer, self.folder = writer, folder
 
     def add(self, name: str, value: float, step: int) -> None:
-        with writing(self.folder):
+        with writing(self.folder, then=CONTINUES):
             self.writer.add_scalar(name, value, step)
 
     def add_atoms(self, atoms: Atoms, step: int) -> None:
-        with writing(self.folder):
+        with writing(self.folder, then=CONTINUES):
             self.writer.add_histogram("charges", atoms.charges, step)
             if atoms.tokens is not None:
                 self.writer.add_text("importance", words_with_charges(atoms), step)
@@ -88,7 +88,7 @@ def words_with_charges(atoms: Atoms) -> str:
     for text, tokens, charges in zip(
         atoms.sentences or (), atoms.tokens or (), atoms.charges, strict=True
     ):
-        words = merge_words(text, tokens, charges)
+        words = merge_words(text, tokens, charges[: len(tokens)])
         lines.append("    " + "  ".join(f"{word.text} {word.charge:+.2f}" for word in words))
     return "\n".join(lines)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.files import replacing, writing
+from atomsep.experiments.files import CONTINUES, replacing, writing
 from atomsep.functional import form_atoms, nuclear_distance
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.targets import find_layers
@@ -115,7 +115,7 @@ def record_distances(task: Task, moment: str, folder: Path | None) -> None:
 
     path = folder / NAME
     columns = {**(read_distances(folder) or {}), moment: distances.numpy()}
-    with writing(path), replacing(path) as part, open(part, "wb") as file:
+    with writing(path, then=CONTINUES), replacing(path) as part, open(part, "wb") as file:
         np.savez_compressed(file, **columns)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Iterable
@@ -45,7 +46,7 @@ def call_entry_point(key: str, text: str, **arguments: Any) -> Any:
     """What the function that `package.module:function` names returns.
 
     Args:
-        key: the name of the setting, for messages.
+        key: the name of the setting, for messages; "" for an argument of the command line.
         text: its value.
         **arguments: arguments of the function.
 
@@ -56,19 +57,18 @@ def call_entry_point(key: str, text: str, **arguments: Any) -> Any:
         >>> call_entry_point("model", "torch.nn:Linear", in_features=2, out_features=3)
         Linear(in_features=2, out_features=3, bias=True)
     """
-    module, _, function = text.partition(":")
-    found = _import(f"{key}=", text, module)
+    option, (module, _, function) = f"{key}=" if key else "", text.partition(":")
+    found = _import(option, text, module)
     if not hasattr(found, function):
-        names = [name for name in vars(found) if not name.startswith("_")]
-        raise unknown("function", function, names, f"in {module}")
+        raise unknown("function", function, _own_functions(found), f"in {module}")
     entry = getattr(found, function)
     if not callable(entry):
-        raise ExperimentError(f"{key}={text} must be a function, not {type(entry).__name__}")
+        raise ExperimentError(f"{option}{text} must be a function, not {type(entry).__name__}")
     try:
         return entry(**arguments)
     except Exception as error:  # of the user's code, which may raise anything
         raise ExperimentError(
-            f"{key}={text} failed ({type(error).__name__}: {error}); --debug shows where"
+            f"{option}{text} failed ({type(error).__name__}: {error}); --debug shows where"
         ) from error
 
 
@@ -88,10 +88,42 @@ def make_module(key: str, text: str, **arguments: Any) -> nn.Module:
     return made
 
 
-def _import(option: str, text: str, module: str) -> ModuleType:
+def is_module(text: str) -> bool:
+    """Whether a text is the name of a module that can be imported, which this does not do.
+
+    Example:
+        >>> is_module("difflib"), is_module("no_such_module"), is_module("a/b")
+        (True, False, False)
+    """
+    if not all(map(str.isidentifier, text.split("."))):
+        return False
+    _search_here()
+    try:
+        found = importlib.util.find_spec(text)
+    except Exception:  # of a package around it, which is imported and may raise anything
+        return False
+    return found is not None and found.origin is not None  # not just a folder
+
+
+def _own_functions(module: ModuleType) -> list[str]:
+    """The functions and classes of a module or package, without those it imports from others."""
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    return [
+        name
+        for name, value in public.items()
+        if callable(value)
+        and f"{getattr(value, '__module__', '')}.".startswith(f"{module.__name__}.")
+    ]
+
+
+def _search_here() -> None:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)  # a console script searches its own folder instead
+
+
+def _import(option: str, text: str, module: str) -> ModuleType:
+    _search_here()
     try:
         return importlib.import_module(module)
     except ExperimentError:

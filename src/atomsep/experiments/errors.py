@@ -29,7 +29,7 @@ def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> Expe
         there is no method 'atm' for synthetic; did you mean 'atom'? Available: atom, plain
     """
     names = list(known)
-    near = closest(name, names, cutoff=0.5)
+    near = closest(name, names, cutoff=0.6)
     hint = "." if near is None else f"; did you mean {near!r}?"
     listed = ", ".join(names[:MOST]) + (" and others" if len(names) > MOST else "")
     available = f" Available: {listed}" if names else ""

@@ -15,9 +15,17 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a disk, a quota or a file that can hold no more."""
 
 
+CONTINUES = ": the run continues from its last checkpoint"
+"""What follows the advice to repeat a command that trains."""
+
+
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path, *, then: str = "") -> Iterator[None]:
     """Turn an error of the file system into a sentence that names the path.
+
+    Args:
+        path: what is written.
+        then: what follows the advice to repeat the command.
 
     Raises:
         ExperimentError: the file system refused.
@@ -25,11 +33,21 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = "free some space" if error.errno in FULL else "fix that"
+        reason, advice = error.strerror or str(error), "fix that"
+        if error.errno in FULL:
+            advice = "free some space"
+        elif isinstance(error, FileExistsError | NotADirectoryError):
+            in_the_way = file_on(path)
+            if in_the_way is not None:
+                reason, advice = f"{in_the_way} is a file, not a folder", "choose another folder"
         raise ExperimentError(
-            f"{path} cannot be written ({error.strerror or error}); {advice} and repeat the "
-            f"command: the run continues from its last checkpoint"
+            f"{path} cannot be written ({reason}); {advice} and repeat the command{then}"
         ) from error
+
+
+def file_on(path: Path) -> Path | None:
+    """The file that a path goes through as if it were a folder, or that is there; None if none."""
+    return next((each for each in (path, *path.parents) if each.is_file()), None)
 
 
 @contextmanager
@@ -62,18 +80,21 @@ def alone(lock: Path) -> Iterator[None]:
         yield
 
 
-def write_text(path: Path, text: str, *, durable: bool = True) -> None:
-    """Write a text file so that a reader finds the old text or the new one, never a part."""
-    with writing(path), replacing(path, durable=durable) as part:
+def write_text(path: Path, text: str, *, durable: bool = True, then: str = "") -> None:
+    """Write a text file so that a reader finds the old text or the new one, never a part.
+
+    See `writing` for `then`, and `replacing` for `durable`.
+    """
+    with writing(path, then=then), replacing(path, durable=durable) as part:
         part.write_text(text, encoding="utf-8")
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a state dictionary with `torch.save`, whole or not at all."""
+    """Write a state dictionary of a run with `torch.save`, whole or not at all."""
     import torch
 
     # A file object, because torch's own files do not say what went wrong.
-    with writing(path), replacing(path) as part, open(part, "wb") as file:
+    with writing(path, then=CONTINUES), replacing(path) as part, open(part, "wb") as file:
         try:
             torch.save(state, file)
         except RuntimeError as error:

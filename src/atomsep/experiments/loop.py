@@ -20,7 +20,7 @@ from atomsep.experiments.atoms_file import MOST, write_atoms
 from atomsep.experiments.board import SHOWN, Board, has_tensorboard, tensorboard
 from atomsep.experiments.distances import moments, record_distances
 from atomsep.experiments.errors import ExperimentError, StoppedError
-from atomsep.experiments.files import write_state, write_text
+from atomsep.experiments.files import CONTINUES, write_state, write_text
 from atomsep.experiments.machine import Machine
 from atomsep.experiments.progress import READ_EVERY, Listener, Meter, interruptible
 from atomsep.experiments.randomness import seed_step
@@ -213,7 +213,8 @@ class Loop:
     def _write_lines(self) -> None:
         if self.fabric.is_global_zero:
             text = "".join(line + "\n" for line in self.lines)
-            write_text(self.run.metrics, text, durable=False)  # the checkpoint has them too
+            # Not durable: the checkpoint has them too.
+            write_text(self.run.metrics, text, durable=False, then=CONTINUES)
 
     def _board(self) -> AbstractContextManager[Board]:
         """TensorBoard, where that is installed."""
@@ -242,7 +243,7 @@ class Loop:
         }
         if self.fabric.is_global_zero:
             self.run.save_model(self.task.parts())
-            write_text(self.run.result, json.dumps(result, indent=2) + "\n")
+            write_text(self.run.result, json.dumps(result, indent=2) + "\n", then=CONTINUES)
             self.run.checkpoint.unlink(missing_ok=True)
         return result
 

@@ -75,6 +75,16 @@ def find_experiment(name: str) -> Experiment:
     return EXPERIMENTS[name]
 
 
+def check(experiment: Experiment, key: RunKey) -> None:
+    """See whether a run can start, as far as its settings tell at once.
+
+    Raises:
+        ExperimentError: it cannot.
+    """
+    if experiment.check is not None and not key.tiny:
+        experiment.check(key.settings)
+
+
 def run_key(
     experiment: Experiment,
     method: str,

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.files import write_state, writing
+from atomsep.experiments.files import file_on, write_state, writing
 from atomsep.experiments.settings import Settings
 
 if TYPE_CHECKING:
@@ -129,13 +129,18 @@ class Run:
         """The result, or None if the run is not finished.
 
         Raises:
-            ExperimentError: the file does not hold a result.
+            ExperimentError: the file does not hold a result, or the folder is a file.
         """
         try:
             result: dict[str, Any] = json.loads(self.result.read_text(encoding="utf-8"))
             _check_result(result)
         except FileNotFoundError:
             return None
+        except NotADirectoryError:
+            raise ExperimentError(
+                f"{file_on(self.folder)} is a file, not a folder of runs; name a folder, for new "
+                f"runs with --out"
+            ) from None
         except (OSError, ValueError, OverflowError, RecursionError) as error:
             raise ExperimentError(
                 f"{self.result} is not a result ({error}); remove it to train the run again"

@@ -160,6 +160,8 @@ class Experiment:
         plain: what tables call the method "plain" here.
         weights: weights of the methods' losses, for the default settings.
         large_share: whether these weights are known to outweigh the task at the layer, and to help.
+        check: raises an ExperimentError for settings that cannot work, before anything slow is
+            imported; the tiny form is not checked. None if there is nothing to check.
         learning_rates: learning rates that a search tries.
         weight_decays: weight decays that a search tries; the settings must have a `weight_decay`.
         weight_grid: weights that a search tries, by method; "" for all others.
@@ -183,6 +185,7 @@ class Experiment:
     weight_grid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     load: Callable[[Saved], TrainedRun] | None = None
     large_share: bool = False
+    check: Callable[[Any], None] | None = None
 
 
 def deferred(where: str) -> Callable[[Any], Any]:

@@ -11,7 +11,7 @@ import torch
 
 from atomsep.experiments.entry_points import IMPORTED
 from atomsep.experiments.errors import layer_errors
-from atomsep.experiments.files import write_text
+from atomsep.experiments.files import CONTINUES, write_text
 from atomsep.experiments.loop import Loop
 from atomsep.experiments.machine import Machine, make_fabric, same_threads
 from atomsep.experiments.progress import Listener
@@ -76,5 +76,5 @@ def train(
         )
         about = {**key.record(), **task.describe(), "imports": list(IMPORTED), **provenance()}
         if fabric.is_global_zero:
-            write_text(run.config, json.dumps(about, indent=2) + "\n")
+            write_text(run.config, json.dumps(about, indent=2) + "\n", then=CONTINUES)
         return Loop(task, key, run, fabric, machine, listener, about).run_to_end()

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from atomsep.hooks.containers import entries_of
 from atomsep.hooks.switch import Hook
 from atomsep.hooks.targets import Key, put_tensor
 
@@ -56,7 +57,7 @@ class LossAdder(Hook):
         if not (training and self.attachment._switch.on()):
             return None
         loss = find_loss(output, self.key)
-        if loss is None or not loss.requires_grad:
+        if loss is None or not _trains(loss):
             self._tell_of_no_loss(output, found=loss is not None)
             return None
         term = self.attachment.loss()
@@ -64,7 +65,13 @@ class LossAdder(Hook):
         return add_to_loss(output, self.key, term if parts == 1 else term / parts)
 
     def _tell_of_no_loss(self, output: Any, found: bool) -> None:
+        names = _names(output)
+        losses = [name for name in names if _trains(find_loss(output, name))]
         got, advice = "without a loss", "call the model with labels"
+        if names and self.key not in names and (isinstance(self.key, str) or not _fields(output)):
+            got = f"without {self.key!r}, but with {', '.join(map(repr, names))}"
+            if losses:
+                advice = f"pass add_to={' or '.join(map(repr, losses))}"
         if found:
             got = "whose number there has no gradient, so it is not a loss to train"
             advice = "pass the name or index of the loss"
@@ -75,6 +82,20 @@ class LossAdder(Hook):
             f"add_to={self.key!r}: a training forward returned a {type(output).__name__} {got}, "
             f"so no atom loss was added; {advice}, or add attachment.loss() yourself",
         )
+
+
+def _trains(loss: Tensor | None) -> bool:
+    return loss is not None and loss.requires_grad
+
+
+def _names(output: Any) -> list[str]:
+    """The names of what a model returned, where it has names."""
+    entries = entries_of(output) or getattr(output, "__dict__", {})
+    return [*_fields(output)] or [name for name in entries if isinstance(name, str)]
+
+
+def _fields(output: Any) -> tuple[str, ...]:
+    return getattr(output, "_fields", ()) if isinstance(output, tuple) else ()
 
 
 def find_loss(output: Any, key: Key) -> Tensor | None:
@@ -122,7 +143,7 @@ def _place(output: Any, key: Key) -> Key:
     if isinstance(output, Tensor):
         return None
     if isinstance(output, (tuple, list)) and not isinstance(key, int):
-        fields = getattr(output, "_fields", ())
+        fields = _fields(output)
         return fields.index(key) if key in fields else 0
     return key
 

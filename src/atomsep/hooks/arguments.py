@@ -28,8 +28,12 @@ class Conduct(NamedTuple):
     in_eval: Absent = "error"
 
 
-def check_model(model: Any) -> None:
+def check_model(model: Any, target: Any = None) -> None:
     """Raise unless hooks can be put on it.
+
+    Args:
+        model: what was passed as the model.
+        target: what was passed as the layer, which may be the model.
 
     Raises:
         TypeError: it is not a model, or one that was scripted.
@@ -43,6 +47,8 @@ def check_model(model: Any) -> None:
     hint = ""
     if isinstance(model, type) and issubclass(model, nn.Module):
         hint = f"; build it first: {model.__name__}(...)"
+    elif isinstance(target, nn.Module):
+        hint = f"; the model comes first: attach(model, {model!r})"
     elif isinstance(model, str):
         hint = f"; build it first, for example timm.create_model({model!r})"
     raise TypeError(f"the model must be a torch.nn.Module, not {model!r}{hint}")

@@ -53,7 +53,8 @@ def attach(
             mask from the model's arguments, and False uses no mask. Masks have shape `(M, L)` or
             `(M, H, W)` and are true on real tokens; a `key_padding_mask` is true on padding. To
             pickle an attached model, define the callable at the top of a module.
-        select: index or key of the tensor if the layer returns a tuple or a mapping.
+        select: index, key or field name of the tensor if the layer returns a tuple, a mapping or a
+            dataclass.
         skip_tokens: number of tokens in front to leave out, or "auto" for the class, distillation
             and register tokens of a vision transformer.
         watch_gradients: whether `stats` shows how strong the loss's gradient is compared with the
@@ -86,7 +87,7 @@ def attach(
         torch.Size([4, 5])
         >>> attachment.detach()
     """
-    check_model(model)
+    check_model(model, target)
     conduct = check_conduct(runs, missing, in_eval)
     attachment = Attachment(model, check_loss_argument(loss), weight, conduct)
     attachment.watch_gradients = watch_gradients

@@ -14,8 +14,20 @@ _CHANNELS_FIRST: dict[type[nn.Module], int | None] = {
 }
 """Modules whose features are on axis 1, with the number of axes of a batch (None: any)."""
 
+_BATCHES = {
+    *((nn.Conv1d, 3), (nn.Conv2d, 4), (nn.Conv3d, 5)),
+    *((nn.ConvTranspose1d, 3), (nn.ConvTranspose2d, 4), (nn.ConvTranspose3d, 5)),
+}
+"""Modules that also take a single sample, with the number of axes of a batch."""
+
 _SEQUENCES = (nn.MultiheadAttention, nn.LSTM, nn.GRU, nn.RNN)
 """Modules that say with `batch_first` which axis of a sequence holds the samples."""
+
+_BLOCKS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+"""Modules whose attention says so for them."""
+
+_STACKS = (nn.TransformerEncoder, nn.TransformerDecoder)
+"""Modules whose layers say so for them."""
 
 _PRODUCTS = {nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear}
 """Modules that work on the last axis, whatever it holds."""
@@ -63,6 +75,20 @@ def feature_axis(module: nn.Module, dim: int) -> int | None:
     return None
 
 
+def lacks_batch_axis(module: nn.Module, dim: int) -> bool:
+    """Whether an output with `dim` dimensions is that of a convolution without a batch axis.
+
+    Example:
+        >>> lacks_batch_axis(nn.Conv1d(3, 8, 3), 2), lacks_batch_axis(nn.Conv1d(3, 8, 3), 3)
+        (True, False)
+    """
+    last: nn.Module | None = module
+    while type(last) is nn.Sequential:
+        children = reversed(list(last))
+        last = next((child for child in children if type(child) not in _SHAPE_KEEPING), None)
+    return last is not None and (type(last), dim + 1) in _BATCHES
+
+
 def may_mix_tokens(module: nn.Module) -> bool:
     """Whether only linear layers, or nothing, among the leaves tell where the features are."""
     telling = {type(leaf) for leaf in _last_leaves(module)} & {*_CHANNELS_FIRST, *_CHANNELS_LAST}
@@ -70,7 +96,20 @@ def may_mix_tokens(module: nn.Module) -> bool:
 
 
 def batch_first(module: nn.Module) -> bool | None:
-    """Whether the first axis of an attention or recurrent layer holds the samples."""
+    """Whether the first axis of an attention, transformer or recurrent layer holds the samples.
+
+    Only exact types of transformer layers count, since a subclass may permute.
+
+    Example:
+        >>> batch_first(nn.TransformerEncoderLayer(8, 2)), batch_first(nn.Linear(8, 8))
+        (False, None)
+    """
+    if type(module) is nn.Transformer:
+        return bool(module.batch_first)
+    if type(module) in _STACKS:
+        module = next(iter(module.layers), module)  # type: ignore[arg-type]
+    if type(module) in _BLOCKS:
+        module = module.self_attn  # type: ignore[assignment]
     return bool(module.batch_first) if isinstance(module, _SEQUENCES) else None
 
 

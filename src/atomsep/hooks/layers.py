@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from atomsep.core.layout import Axes
+from atomsep.hooks.containers import entries_of, may_hold_tokens
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.recommendation import Recommendation
 from atomsep.hooks.targets import unwrap
@@ -26,6 +28,12 @@ After a GELU or SiLU of normalised values it is under 0.2, after a ReLU 0.
 
 _SHOWN = 5
 """Refused layers that are named."""
+
+
+_ONE_FEATURE = (
+    "layer {!r} gives shape {}: its tokens have only one feature, which the default charge uses, "
+    "so nothing is left for the position; pass maps of your own: AtomLoss(charge=, position=)"
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class Layers:
 
     Attributes:
         found: the layers.
-        refused: for layers that `attach` refuses without further arguments, its sentence by name;
+        refused: for layers that `attach` refuses without further arguments, a sentence by name;
             most need `layout=` or `select=`.
         recommended: the layer to start with; None if there is none.
         reason: why that one.
@@ -118,7 +126,7 @@ def layers(model: nn.Module, example_batch: Any) -> Layers:
     """Find every layer that `attach` accepts, and recommend one to start with.
 
     Runs the model once in eval mode and decides for each layer as `attach` does. Mode, buffers
-    and random numbers of the model are the same afterwards.
+    and random numbers of the model are the same afterwards; lazy modules are initialised.
 
     The recommendation follows the paper: the layer nearest to the data. In a generator (an image
     made from a vector) that is the last hidden layer before its activation. In all other models
@@ -148,6 +156,9 @@ def layers(model: nn.Module, example_batch: Any) -> Layers:
         2      (4, 8, 12, 12)  channels_first  144     8                  rectified
     """
     model = unwrap(model)
+    if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
+        with _unchanged(model), torch.no_grad():
+            _call(model, example_batch)  # which gives lazy modules their shapes
     search = _Search(model)
     with warnings.catch_warnings(), search.hooked(), _unchanged(model), torch.enable_grad():
         warnings.simplefilter("ignore", AtomWarning)  # a layer's, which nobody has attached to yet
@@ -210,6 +221,9 @@ class _Search:
         _, tokens, features = layout.sizes(latent)
         if tokens < 2:
             return
+        if features < 2:
+            self.refused[name] = _ONE_FEATURE.format(name, tuple(latent.shape))
+            return
         self.found[name] = Layer(
             name=name,
             kind=type(reader.layer).__name__,
@@ -224,7 +238,7 @@ class _Search:
     def why_none(self, output: Any) -> str:
         """The end of a sentence about a model of which no layer was found."""
         for sentence in self.refused.values():
-            return f"has tokens whose layout is certain; {sentence}"
+            return f"can be attached to without further arguments; {sentence}"
         vectors = self.vectors or _vectors(output)
         example = f", such as {vectors[0]}" if vectors else ""
         return (
@@ -237,7 +251,7 @@ class _Search:
 def _unchanged(model: nn.Module) -> Iterator[None]:
     """Run a model in eval mode, and leave its modes, buffers and random numbers as they were."""
     modes = {module: module.training for module in model.modules()}
-    buffers = [(buffer, buffer.clone(), buffer._version) for buffer in model.buffers()]
+    buffers = [(b, b.clone(), b._version) for b in model.buffers() if not is_lazy(b)]
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
     try:
         with torch.random.fork_rng(devices):
@@ -259,9 +273,8 @@ def _call(model: nn.Module, batch: Any) -> Any:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    values = value if isinstance(value, (tuple, list)) else [value]
+    entries = entries_of(value)
+    values = [value] if entries is None else entries.values()
     return [each for each in values if isinstance(each, Tensor)]
 
 
@@ -275,7 +288,7 @@ def _is_signed(values: Tensor) -> bool:
 
 
 def _has_tokens(output: Any) -> bool:
-    return any(t.is_floating_point() and t.dim() >= 3 for t in _tensors(output))
+    return any(map(may_hold_tokens, _tensors(output)))
 
 
 def _is_generator(batch: Any, output: Any) -> bool:

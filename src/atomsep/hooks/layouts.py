@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from atomsep.checks import transforms_active
 from atomsep.core.layout import DESCRIPTIONS, Axes, Layout
+from atomsep.hooks.axes import lacks_batch_axis
 from atomsep.hooks.inputs import ModelInput
 from atomsep.hooks.nearest import nearest_with_tokens
 from atomsep.hooks.prefix import Prefix
@@ -68,7 +69,7 @@ class LayoutFinder:
         number = isinstance(skip_tokens, int) and not isinstance(skip_tokens, bool)
         if skip_tokens != "auto" and not (number and skip_tokens >= 0):
             raise ValueError(f"skip_tokens must be at least 0, or 'auto', not {skip_tokens!r}")
-        self.model, self.name = model, name
+        self.model, self.name, self.layer = model, name, layer
         self.axes, self.skip_tokens = axes, skip_tokens
         self.input = model_input
         self.prefix = Prefix(model, layer)
@@ -111,8 +112,14 @@ class LayoutFinder:
 
     def _decide(self, latent: Tensor, graph: bool, moved: bool) -> tuple[Decision, Layout]:
         shape, name = tuple(latent.shape), self.name
+        unsure = self.axes == "auto" or len(shape) < 3
+        if unsure and lacks_batch_axis(self.layer, len(shape)):
+            raise ValueError(
+                f"layer {name!r} gives shape {shape}: its input has no axis for the samples. Call "
+                f"the model with a batch, for a single sample x as model(x[None])"
+            )
         if not 3 <= len(shape) <= 5:
-            near = nearest_with_tokens(self.model, latent)
+            near = nearest_with_tokens(self.model, latent, self.layer)
             hint = "" if near is None else f". The nearest one that ran before it is {near!r}"
             raise ValueError(
                 f"layer {name!r} gives shape {shape}, which has no token axis. Attach to a layer "

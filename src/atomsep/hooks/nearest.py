@@ -13,23 +13,29 @@ from torch import Tensor, nn
 MOST_NODES = 10_000
 
 
-def nearest_with_tokens(model: nn.Module, output: Tensor) -> str | None:
+def nearest_with_tokens(model: nn.Module, output: Tensor, layer: nn.Module) -> str | None:
     """The layer that computed the nearest tensor with tokens, from the output's graph.
 
     None where there is no graph, or no parameter of the model shows which layer it was.
+
+    Args:
+        model: the model around the layers.
+        output: what the layer returned.
+        layer: the layer whose output has no tokens, which is not the answer.
     """
     if torch.compiler.is_compiling() or output.grad_fn is None:
         return None
     owners = {
-        id(parameter): name
+        id(parameter): (name, module)
         for name, module in model.named_modules()
         for parameter in module.parameters(recurse=False)
     }
-    with_tokens = next(filter(_has_tokens, _before(output.grad_fn)), None)
-    if with_tokens is None:
-        return None
-    leaves = (owners.get(id(getattr(node, "variable", None))) for node in _before(with_tokens))
-    return next(filter(None, leaves), None)
+    for with_tokens in filter(_has_tokens, _before(output.grad_fn)):
+        leaves = (owners.get(id(getattr(node, "variable", None))) for node in _before(with_tokens))
+        name, owner = next(filter(None, leaves), (None, None))
+        if owner is not layer:
+            return name
+    return None
 
 
 def _before(node: Any) -> Iterator[Any]:

@@ -31,7 +31,7 @@ class LayerReader:
         layer: the module whose output is read.
         layout: the axes of the output, or "auto" to decide them where they are certain.
         mask: where the padding mask comes from; see [`attach`][atomsep.attach].
-        select: index or key of the tensor, where the layer returns a tuple or a mapping.
+        select: index, key or field name of the tensor, where the layer returns several values.
         skip_tokens: how many tokens in front to leave out, or "auto" for class tokens.
         switch: turns the hooks that note the mask on and off.
 

@@ -16,7 +16,8 @@ LEFT_OUT = (
 )
 UNUSED = (
     f"ran {PATIENCE} times in training, but loss() was never called, so atom modeling trains "
-    "nothing: add attachment.loss() to the loss"
+    "nothing: add attachment.loss() to the loss; in Hugging Face's Trainer, attach with "
+    'add_to="loss"'
 )
 
 

@@ -75,6 +75,20 @@ def find_shaping(output: Tensor) -> Shaping | None:
     return None if found is None or found.features == SUMMED else found
 
 
+def has_compiled_part(output: Tensor) -> bool:
+    """Whether compiled code made a tensor, or what it was made from, as far as a walk goes."""
+    waiting, seen = [output.grad_fn], {output.grad_fn}
+    while waiting and len(seen) < _STEPS:
+        node = waiting.pop()
+        if node is not None:
+            if node.name().startswith("CompiledFunction"):
+                return True
+            fresh = {source for source, _ in node.next_functions} - seen
+            seen |= fresh
+            waiting.extend(fresh)
+    return False
+
+
 class _Walk:
     """One walk through a graph; `axes` are always those of what a node returned."""
 

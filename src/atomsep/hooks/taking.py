@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -124,4 +125,18 @@ def _watch(tap: LayerTap, held: Held, loss: Tensor) -> None:
         if held.charge.shape[1] == 1:
             tap.watch.tell("pooled", f"layer {tap.name!r} {ONE_TOKEN}")
             tap.watch.told.add("negative")  # which would follow from it
-        tap.watch.look(loss, numbers, held.charge)
+        tap.watch.look(loss, numbers, held.charge, partial(_count_real, tap, held, numbers))
+
+
+def _count_real(tap: LayerTap, held: Held, numbers: Statistics) -> Tensor | None:
+    """How many tokens of the last forward are no padding; None if that is not known."""
+    assert held.charge is not None
+    drawn = tap.attachment.criterion.tokens
+    if not held.training:  # the charges are of an evaluation since
+        return None
+    if drawn is None or drawn >= held.charge.shape[1]:
+        return numbers.count.long().sum()
+    if held.compiled or held.recall is None:
+        return None
+    mask, _ = held.recall
+    return (torch.ones_like(held.charge) if mask is None else mask).long().sum()

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
 from torch import Tensor, nn
+
+from atomsep.hooks.containers import (
+    describe,
+    entries_of,
+    find_key,
+    is_packed,
+    may_hold_tokens,
+    with_entry,
+)
 
 Target = str | nn.Module | Sequence[str | nn.Module]
 Key = int | str | None
@@ -149,12 +157,24 @@ def _no_match(entry: str | nn.Module, names: list[str]) -> str:
     return f"layer {entry!r} matches nothing; the model's layers are: {shown}"
 
 
+_ELSEWHERE = (
+    "attach to a module inside it that returns one, or pass the tensor through an nn.Identity() of "
+    "the model and attach to that"
+)
+
+_PACKED = (
+    "layer {!r} returns a PackedSequence, which has no axis for the samples; attach to a module "
+    "after pad_packed_sequence, for example an nn.Identity() through which the padded sequence goes"
+)
+
+
 def pick_tensor(output: Any, select: Key, name: str) -> tuple[Key, Tensor]:
     """The latent in a layer's output, and its key there.
 
     Without `select`, the output is the latent if it is a tensor. Otherwise a latent is a
-    floating-point tensor with at least three axes: the first entry of a tuple or mapping, as in
-    recurrent, attention and Hugging Face layers, `last_hidden_state`, or the only one there is.
+    floating-point tensor with at least three axes: the first entry of a tuple, mapping or
+    dataclass, as in recurrent, attention and Hugging Face layers, `last_hidden_state`, or the only
+    one there is.
 
     Raises:
         ValueError: there is no such tensor or more than one, or `select` finds none.
@@ -166,63 +186,35 @@ def pick_tensor(output: Any, select: Key, name: str) -> tuple[Key, Tensor]:
                 f"leave it out"
             )
         return None, output
-    entries = _entries(output, name)
+    entries, kind = entries_of(output), type(output).__name__
+    if entries is None:
+        raise ValueError(
+            f"layer {name!r} returns a {kind}, but must return a tensor, or a tuple, list, mapping "
+            f"or dataclass with tensors; {_ELSEWHERE}"
+        )
+    fitting = [key for key, value in entries.items() if may_hold_tokens(value)]
+    key = find_key(output, entries, 0 if select is None else select)
+    if is_packed(output) or is_packed(entries.get(key)):
+        raise ValueError(_PACKED.format(name))
+    none = "Nothing in it is a floating-point tensor with at least three axes"
+    elsewhere = "" if fitting else f". {none}; {_ELSEWHERE}"
     if select is not None:
-        keys, key = list(entries), select
-        if isinstance(select, int) and -len(keys) <= select < len(keys):
-            key = keys[select]
         if not isinstance(entries.get(key), Tensor):
             raise ValueError(
                 f"select={select!r} finds no tensor in the output of layer {name!r}, "
-                f"which contains {_describe(entries)}"
+                f"which contains {describe(output, entries)}{elsewhere}"
             )
         return key, entries[key]
-    fitting = [
-        key
-        for key, value in entries.items()
-        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 3
-    ]
-    first = [] if isinstance(output, list) else list(entries)[:1]
+    first = () if isinstance(output, list) else (key,)
     for key in ("last_hidden_state", *first):
         if key in fitting:
             return key, entries[key]
     if len(fitting) != 1:
-        raise ValueError(
-            f"layer {name!r} returns a {type(output).__name__} with {_describe(entries)}; "
-            f"pass select= to say which one holds the tokens"
-        )
+        which = elsewhere or "; pass select= to say which one holds the tokens"
+        raise ValueError(f"layer {name!r} returns a {kind} with {describe(output, entries)}{which}")
     return fitting[0], entries[fitting[0]]
 
 
 def put_tensor(output: Any, key: Key, tensor: Tensor) -> Any:
     """The output with another tensor at `key`."""
-    if key is None:
-        return tensor
-    if isinstance(output, Mapping):
-        changed = copy.copy(output)
-        changed[key] = tensor  # type: ignore[index]
-        return changed
-    values = list(output)
-    values[key] = tensor  # type: ignore[index]
-    if isinstance(output, list):
-        return values
-    return type(output)(*values) if hasattr(output, "_fields") else tuple(values)
-
-
-def _entries(output: Any, name: str) -> dict[Any, Any]:
-    if isinstance(output, Mapping):
-        return dict(output.items())
-    if isinstance(output, (tuple, list)):
-        return dict(enumerate(output))
-    raise ValueError(
-        f"layer {name!r} returns a {type(output).__name__}, but must return a tensor or a tuple, "
-        f"list or mapping with tensors"
-    )
-
-
-def _describe(entries: Mapping[Any, Any]) -> str:
-    shown = (
-        f"{key!r}: {tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__}"
-        for key, value in entries.items()
-    )
-    return ", ".join(shown) or "nothing"
+    return tensor if key is None else with_entry(output, key, tensor)

@@ -1,9 +1,9 @@
 """Notice a broken or useless setting without slowing down the training step.
 
 Three numbers are enough: the loss itself (a NaN or an infinity in any real token makes it one), the
-sum of all negative charges, and the share of charges that are exactly 0, which reveals a rectified
-layer. They are checked in the first eight steps and then in every 32nd. On a GPU they are copied
-asynchronously and read once a later step finds the copy complete, so the host never waits.
+sum of all negative charges, and the share of real tokens whose charge is exactly 0, which reveals a
+rectified layer. They are checked in the first eight steps and then in every 32nd. On a GPU they are
+copied asynchronously and read once a later step finds the copy complete, so the host never waits.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -53,8 +54,21 @@ class Watch:
         """Whether this step is one of those that are looked at."""
         return self.steps < _FIRST_LOOKS or self.steps % 32 == 0
 
-    def look(self, loss: Tensor, statistics: Statistics, charge: Tensor) -> None:
-        """Read the numbers of an earlier step; now and then leave those of this one."""
+    def look(
+        self,
+        loss: Tensor,
+        statistics: Statistics,
+        charge: Tensor,
+        count_real: Callable[[], Tensor | None],
+    ) -> None:
+        """Read the numbers of an earlier step; now and then leave those of this one.
+
+        Args:
+            loss: of this step.
+            statistics: that it was computed from.
+            charge: `(M, N)`, 0 on padding.
+            count_real: counts the tokens that are no padding; None if that is not known.
+        """
         if loss.is_cuda:
             with torch.cuda.device(loss.device):
                 if torch.cuda.is_current_stream_capturing():
@@ -67,7 +81,7 @@ class Watch:
         with torch.no_grad():
             negative, zeros = statistics.electrons.sum(), loss.new_zeros(())
             if "negative" not in self.told and charge.numel() >= _ENOUGH_TOKENS:
-                zeros = (charge == 0).sum().to(loss.dtype) / charge.numel()
+                zeros = _share_of_zeros(charge, count_real()).to(loss.dtype)
             numbers = torch.stack([loss, negative, zeros])
             event = None
             if loss.is_cuda:
@@ -111,12 +125,20 @@ class Watch:
                 "negative",
                 f"layer {self.name!r} gives no negative scores, so no charge can be negative and "
                 f"atom modeling degenerates; attach before the activation, for example to the "
-                f"normalisation that feeds it",
+                f"normalisation that feeds it, or use a learned charge",
             )
 
     def tell(self, topic: str, message: str) -> None:
         """Warn of a topic, the first time only."""
         tell_once(self.told, topic, message)
+
+
+def _share_of_zeros(charge: Tensor, real: Tensor | None) -> Tensor:
+    """The share of real tokens without a charge; 0 or 1 if their number is not known."""
+    zeros = (charge == 0).sum()
+    if real is None:
+        return zeros == charge.numel()
+    return (zeros - (charge.numel() - real)) / real
 
 
 def tell_once(told: set[str], topic: str, message: str) -> None:

@@ -26,7 +26,7 @@ from atomsep.hooks.axes import (
     may_mix_tokens,
 )
 from atomsep.hooks.inputs import ModelInput
-from atomsep.hooks.shaping import Shaping, find_shaping
+from atomsep.hooks.shaping import Shaping, find_shaping, has_compiled_part
 
 
 class Undecided(ValueError):
@@ -111,9 +111,11 @@ class Witnesses:
         if not axes and earlier is not None:
             said = [(_features(earlier.axes, len(shape)), "earlier forwards")]
             axes = {said[0][0]}
-        texts = [f"{who} says that axis {axis} holds the features" for axis, who in said]
+        texts = [f"{_says(who)} that axis {axis} holds the features" for axis, who in said]
         if not axes and not graph:
             raise self._refusal(shape, [_NO_GRAPH], Undecided)
+        if not axes and has_compiled_part(latent):
+            raise self._refusal(shape, [_COMPILED])
         if axes != {1} and axes != {len(shape) - 1}:
             raise self._refusal(shape, texts)
         settled = shaping is not None and shaping.settled
@@ -190,10 +192,10 @@ class Witnesses:
             said.setdefault(0 if self.batch_first else 1, f"batch_first={self.batch_first}")
         elif self.length_may_be_first and 1 not in said and not (said and self.input.images):
             text = "axis 2 holds the features, but a layer of the model has batch_first=False, so "
-            raise self._refusal(shape, [text + "that axis 0 may be the length"])
+            raise self._refusal(shape, [text + "that axis 0 may be the length"], features=features)
         if len(said) > 1:
             texts = [f"{who} says that axis {axis} holds the samples" for axis, who in said.items()]
-            raise self._refusal(shape, texts)
+            raise self._refusal(shape, texts, features=features)
         if not said and earlier is None and len(here) > 1 and find_length is not None:
             length = find_length()
             if length in (0, 1):
@@ -235,14 +237,23 @@ class Witnesses:
         return not (said or self.length_may_be_first or self.batch_first is False)
 
     def _refusal(
-        self, shape: tuple[int, ...], said: list[str], kind: type[ValueError] = ValueError
+        self,
+        shape: tuple[int, ...],
+        said: list[str],
+        kind: type[ValueError] = ValueError,
+        features: int | None = None,
     ) -> ValueError:
+        """The error for a layout that is not certain; `features` is their axis if that is known."""
         if len(shape) > 3 and math.prod(shape[2:]) == 1:
             return kind(
                 f"{self.described} gives shape {shape}: one token per sample, so there is nothing "
                 f"to weigh within a sample; attach before pooling"
             )
-        options = "; ".join(f'layout="{key}" for {text}' for key, text in DESCRIPTIONS.items())
+        options = "; ".join(
+            f'layout="{key}" for {text}'
+            for key, text in DESCRIPTIONS.items()
+            if features in (None, _features(key, len(shape)))
+        )
         heard = "; ".join(said) or (
             "neither its type, its graph nor its weights tell which axis holds the features"
         )
@@ -252,10 +263,18 @@ class Witnesses:
         )
 
 
+def _says(witness: str) -> str:
+    return f"{witness} {'say' if witness in ('its weights', 'earlier forwards') else 'says'}"
+
+
 def _features(axes: Axes, dim: int) -> int:
     return 1 if axes == "channels_first" else dim - 1
 
 
+_COMPILED = (
+    "the graph of compiled code cannot be read; run one uncompiled forward pass in training first, "
+    "which decides it"
+)
 _GUESSED = "axis 0 assumed to hold the samples"
 _MOVED = (
     "its input is a transposed view, so it may mix tokens; an uncompiled forward pass in training "

@@ -7,6 +7,7 @@ charge in every picture.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 STOPS: tuple[tuple[float, tuple[int, int, int]], ...] = (
@@ -25,17 +26,25 @@ INK = "#1f2743"
 """The colour of text and axes."""
 
 
-def as_charges(values: Any) -> Any:
+def as_charges(values: Any, *, whole: bool = False) -> Any:
     """Charges as a float32 NumPy array.
 
     Args:
         values: a tensor on any device, an array, or nested lists.
+        whole: whether to refuse NaN, which otherwise stands for no charge.
 
     Raises:
         ValueError: a value is not a charge.
+        TypeError: they are a dictionary, as the importance of several layers is.
     """
     import numpy as np
 
+    if isinstance(values, Mapping):
+        raise TypeError(
+            f"charges must be those of one layer, not a dictionary with those of "
+            f"{', '.join(map(repr, values))}; pass one of its values, such as "
+            f"attachment.importance[{next(iter(values), 'LAYER')!r}]"
+        )
     if hasattr(values, "detach"):
         values = values.detach().float().cpu()
     charges = np.asarray(values, dtype=np.float32)
@@ -44,6 +53,12 @@ def as_charges(values: Any) -> Any:
         raise ValueError(
             f"charges lie in [-1, 1], but there is a {charges[beyond][0]:g}; pass "
             f"`attachment.importance`, not the layer's output"
+        )
+    missing = int(np.isnan(charges).sum())
+    if whole and missing:
+        raise ValueError(
+            f"{missing} of {charges.size} charges are NaN, as where the layer's output holds NaN; "
+            f"check the model up to this layer"
         )
     return charges
 

@@ -50,6 +50,9 @@ def image_figure(
         what: what the images are, if they are not the inputs of a model.
         where: `skip_tokens`, `grid` and `box`, as in `to_pixels`.
 
+    Raises:
+        ValueError: there are no images, or the charges are not maps of them.
+
     Example:
         >>> figure = image_figure([[[[0.0, 1.0]]]], [[[-1.0, 1.0]]], ["a sample"])
         >>> figure.axes[1].get_ylabel()
@@ -57,8 +60,10 @@ def image_figure(
     """
     from matplotlib.figure import Figure
 
-    height, wide = as_bytes(images).shape[1:3]
-    columns = columns or default_columns(len(images), (height, wide))
+    count, height, wide = as_bytes(images).shape[:3]
+    if not count:
+        raise ValueError("there are no images to draw: the batch is empty")
+    columns = columns or default_columns(count, (height, wide))
     # The pixels that a line of text needs, at this width.
     line = round(columns * sample_width(wide) / width * LINE / 72)
     space = 2 * gap_of(wide) + (line if titles else 0)

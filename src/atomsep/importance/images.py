@@ -37,13 +37,13 @@ def to_grid(
             proportions of the image.
 
     Raises:
-        ValueError: the tokens do not form such a grid.
+        ValueError: the tokens do not form such a grid, or a charge is NaN.
 
     Example:
         >>> to_grid([[0.9, 0, 0.1, 0.2, 0.3, 0.4, 0.5]], (32, 48), skip_tokens=1).shape
         (1, 2, 3)
     """
-    charges = as_charges(charges)
+    charges = as_charges(charges, whole=True)
     if charges.ndim == 3 and not skip_tokens:
         return charges
     if charges.ndim != 2:

@@ -15,6 +15,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from atomsep.importance.colours import as_charges, css, ink_on
+from atomsep.importance.padding import without_padding
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -84,10 +85,11 @@ def merge_words(sentence: str, tokens: Iterable[Sequence[Any]], charges: Any) ->
     Args:
         sentence: the text.
         tokens: `(piece, word, start, end)` each.
-        charges: `(L,)`; padding behind the tokens is ignored.
+        charges: `(L,)`; padding before or behind the tokens, whose charge is 0, is ignored.
 
     Raises:
-        ValueError: there are fewer charges than tokens.
+        ValueError: there are fewer charges than tokens, or so many that it is not certain which
+            of them are padding.
 
     Example:
         >>> tokens = [("[CLS]", -1, 0, 0), ("un", 0, 0, 2), ("##seen", 0, 2, 6), (".", 1, 6, 7)]
@@ -97,9 +99,8 @@ def merge_words(sentence: str, tokens: Iterable[Sequence[Any]], charges: Any) ->
         unseen -0.5 2
         . 1.0 1
     """
-    tokens, values = list(tokens), as_charges(charges).tolist()
-    if len(values) < len(tokens):
-        raise ValueError(f"there are {len(tokens)} tokens, but only {len(values)} charges")
+    tokens = list(tokens)
+    values = without_padding(as_charges(charges), len(tokens)).tolist()
     parts: list[list[tuple[int, float]]] = []
     for number, token in enumerate(tokens):
         joined = parts and _joined(sentence, tokens[number - 1], token)

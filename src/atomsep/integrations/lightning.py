@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from atomsep.hooks.adding import add_to_loss, find_loss
 from atomsep.hooks.attachment import Attachment
 from atomsep.hooks.copies import attachments
-from atomsep.integrations.logged import parts, pictures, prefixes
+from atomsep.integrations.logged import check_attachment, parts, pictures, prefixes
 
 try:
     from lightning.pytorch import Callback
@@ -34,6 +34,7 @@ class AtomModeling(Callback):
         images: how many samples of the validation batch to draw; 0 for none.
 
     Raises:
+        TypeError: it is given something else, for example the module.
         ValueError: when the fit starts, if the module optimises manually, if it does not contain
             the attached model, or if that model adds the loss itself (`add_to=`).
 
@@ -48,7 +49,8 @@ class AtomModeling(Callback):
     """
 
     def __init__(self, attachment: Attachment, *, images: int = 8) -> None:
-        self.attachment, self.images = attachment, images
+        self.attachment = check_attachment(attachment, type(self).__name__)
+        self.images = images
         self._term: Tensor | None = None
         self._logged = 0
         self._step: Any = None
@@ -69,15 +71,31 @@ class AtomModeling(Callback):
 
         @wraps(pl_module.training_step)
         def training_step(*args: Any, **kwargs: Any) -> Any:
+            before = self._losses_taken()
             output = training_step.__wrapped__(*args, **kwargs)
             # Lightning skips or refuses a step without a loss.
             if self._step is not training_step or find_loss(output, "loss") is None:
                 return output
-            term = self.attachment.loss()
+            term = self._loss(already=self._losses_taken() > before)
             self._term = term.detach()
             return add_to_loss(output, "loss", term)
 
         self._step = pl_module.training_step = training_step
+
+    def _losses_taken(self) -> int:
+        return sum(tap.forwards.read().losses for tap in self.attachment._taps)
+
+    def _loss(self, already: bool) -> Tensor:
+        """The attachment's loss; `already` says whether training_step has called it."""
+        try:
+            return self.attachment.loss()
+        except RuntimeError as error:
+            if not already:
+                raise
+            raise RuntimeError(
+                "training_step calls attachment.loss(), and AtomModeling adds that loss too: leave "
+                "out one of them"
+            ) from error
 
     def _check(self, pl_module: Any) -> None:
         name = type(pl_module).__name__

@@ -15,6 +15,21 @@ _PIXELS = 8  # a token's width in the picture
 _GAP = 2  # tokens between two samples
 
 
+def check_attachment(attachment: Any, callback: str) -> Attachment:
+    """The attachment that a callback was given.
+
+    Raises:
+        TypeError: it is something else, for example the model.
+    """
+    if isinstance(attachment, Attachment):
+        return attachment
+    got = attachment if isinstance(attachment, type) else type(attachment)
+    raise TypeError(
+        f"{callback} takes what atomsep.attach returned, not {got.__name__}; write "
+        f"{callback}(atomsep.attach(model, layer))"
+    )
+
+
 def prefixes(attachment: Attachment, together: Sequence[Attachment] = ()) -> dict[str, str]:
     """What the names of each layer's values begin with: `atom/`, or `atom/LAYER/` if several log.
 

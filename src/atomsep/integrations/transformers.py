@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from atomsep.hooks.attachment import Attachment
-from atomsep.integrations.logged import parts, pictures
+from atomsep.integrations.logged import check_attachment, parts, pictures
 
 
 class AtomCallback(TrainerCallback):
@@ -28,10 +28,14 @@ class AtomCallback(TrainerCallback):
         attachment: what `atomsep.attach` returned.
         writer: a TensorBoard `SummaryWriter` of your own, which gets the pictures too.
         images: how many samples a picture shows; 0 for no pictures.
+
+    Raises:
+        TypeError: it is given something else than an attachment, for example the model.
     """
 
     def __init__(self, attachment: Attachment, writer: Any = None, images: int = 8) -> None:
-        self.attachment, self.writer, self.images = attachment, writer, images
+        self.attachment = check_attachment(attachment, type(self).__name__)
+        self.writer, self.images = writer, images
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Move in front of the reporters, with all callbacks of this kind."""

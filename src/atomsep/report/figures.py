@@ -160,13 +160,14 @@ def draw_samples(name: str, part: Part) -> Iterator[Drawing]:
             text = captions.images(part, seed, settings.get("layer", ""), generated=generated)
             try:
                 figure = image_figure(*shown, what="image" if generated else "input")
-            except ValueError as error:  # the tokens are not a grid
+            except ValueError as error:  # the tokens are not a grid, or the charges not numbers
                 figure = token_figure(shown[1])
-                text += f" No map, because these tokens have no place in the image: {error}."
+                text += f" There is no map: {error}."
             yield Drawing(f"{name}-maps", figure, text)
         elif atoms.sentences is not None and atoms.tokens is not None:
             rows = list(zip(atoms.sentences, atoms.tokens, atoms.charges, strict=True))
-            figure = sentence_figure([merge_words(*row) for row in rows[:SENTENCES]])
+            words = [merge_words(text, own, q[: len(own)]) for text, own, q in rows[:SENTENCES]]
+            figure = sentence_figure(words)
             yield Drawing(f"{name}-words", figure, captions.sentences(part, seed))
         return
 

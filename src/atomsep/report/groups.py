@@ -224,6 +224,16 @@ def assignments(name: str, value: Any) -> list[str]:
     return [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"]
 
 
+def is_share(metric: str) -> bool:
+    """Whether a metric has the unit of the classifiers' main metrics, which tables show times 100.
+
+    Example:
+        >>> is_share("top5"), is_share("f1_weighted"), is_share("entropy")
+        (True, True, False)
+    """
+    return metric in ("top1", "top5", "accuracy", "mcc") or metric.startswith("f1")
+
+
 def metric_label(metric: str, percent: bool) -> str:
     """The name of a metric above a column.
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import atomsep
 from atomsep.experiments.atoms_file import read_atoms
-from atomsep.experiments.files import write_text
+from atomsep.experiments.files import write_text, writing
 from atomsep.importance.colours import STOPS
 from atomsep.report import sections
 from atomsep.report.embedded import pictures
@@ -35,12 +35,15 @@ def write_report(root: Path, out: Path) -> None:
 
     Args:
         root: folder of runs, or any folder within it.
-        out: the file.
+        out: the file; folders above it that do not exist are created.
 
     Raises:
         ExperimentError: there is no finished run, or the file cannot be written.
     """
-    write_text(out, build_page(find_runs(root)))
+    page = build_page(find_runs(root))
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, page)
 
 
 def build_page(runs: Sequence[Finished]) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from atomsep.experiments.sweeps.comparison import Comparison, deviation
 from atomsep.methods import ATOM_MODELING
 from atomsep.report import paper
-from atomsep.report.groups import Group, Results, Row, group_results
+from atomsep.report.groups import Group, Results, Row, group_results, is_share
 from atomsep.report.markup import Cell, Section, Table, Value
 from atomsep.report.numbers import NONE, interval_text, p_text, signed, spread_text
 from atomsep.report.verdict import SIGNIFICANT
@@ -165,7 +165,7 @@ def main_rows(group: Group) -> Rows:
                 p_cell("p_wilcoxon_holm", found.wilcoxon_holm),
                 Cell(NONE if printed is None else f"{printed:g}", {"paper": printed}),
                 Cell(signed(gap, 2), {"paper_difference": gap}),
-                others_cell(row),
+                others_cell(row, percent="%" in group.label),
             )
         )
     return rows
@@ -247,11 +247,19 @@ def name_cell(row: Row) -> Cell:
     return Cell(row.title, {"method": row.method, "weight": row.settings.get("weight")})
 
 
-def others_cell(row: Row) -> Cell:
-    """Means of all metrics except the group's."""
+def others_cell(row: Row, *, percent: bool) -> Cell:
+    """Means of all metrics except the group's; in the CSV as recorded.
+
+    Args:
+        row: of a table.
+        percent: whether shares are shown in percent, as the table's metric is.
+    """
     means = {name: fmean(values.values()) for name, values in row.others.items()}
-    text = ", ".join(f"{name} {value:.4g}" for name, value in means.items())
-    return Cell(text or NONE, means)
+    shown = (
+        f"{name} {100 * value:.2f} %" if percent and is_share(name) else f"{name} {value:.4g}"
+        for name, value in means.items()
+    )
+    return Cell(", ".join(shown) or NONE, means)
 
 
 def broken_cell(row: Row) -> Cell:

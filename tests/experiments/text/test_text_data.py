@@ -216,10 +216,13 @@ def test_bad_tables_are_refused(
 
 
 def test_files_that_are_no_tables(tmp_path: Path) -> None:
+    (tmp_path / "x.json").touch()
+    (tmp_path / "folder.csv").mkdir()
     for file, message in (
         ("", "name the file of the sentences with --set file=FILE.csv"),
-        ("x.json", "must be a .csv or .tsv file"),
-        ("nothing.csv", "nothing.csv cannot be read as a table"),
+        (tmp_path / "x.json", "must be a .csv or .tsv file"),
+        (tmp_path / "folder.csv", "folder.csv cannot be read as a table"),
+        ("nothing.csv", "there is no file nothing.csv; name a .csv or .tsv"),
     ):
         with pytest.raises(ExperimentError) as caught:
             read_own_text(context_of(OWN_TEXT, tmp_path, f"file={file}"))

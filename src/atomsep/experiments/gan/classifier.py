@@ -21,7 +21,7 @@ from torch.nn.functional import adaptive_avg_pool2d, cross_entropy
 
 from atomsep.experiments.cache import user_cache
 from atomsep.experiments.errors import ExperimentError
-from atomsep.experiments.files import alone, write_state, writing
+from atomsep.experiments.files import CONTINUES, alone, write_state, writing
 from atomsep.experiments.gan.pictures import Pictures
 from atomsep.experiments.randomness import generator, seeded
 from atomsep.experiments.task import Context
@@ -93,7 +93,7 @@ def classifier(
     path = next((place / name for place in (folder, spare) if (place / name).exists()), None)
     if path is None:
         path = (folder if _can_write(folder) else spare) / name
-    with writing(path):
+    with writing(path, then=CONTINUES):
         path.parent.mkdir(parents=True, exist_ok=True)
     # Other processes of a sweep wait for the first.
     with nullcontext() if path.exists() else alone(path.with_suffix(".lock")):

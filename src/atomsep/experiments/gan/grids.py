@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from atomsep.experiments.files import replacing, writing
+from atomsep.experiments.files import CONTINUES, replacing, writing
 
 GAP = 2
 """Pixels between images."""
@@ -19,7 +19,7 @@ def write_samples(path: Path, images: Tensor) -> None:
 
     side = max(1, round(len(images) ** 0.5))
     grid = make_grid(images.cpu(), nrow=side, padding=GAP, pad_value=255)
-    with writing(path), replacing(path) as part:
+    with writing(path, then=CONTINUES), replacing(path) as part:
         to_pil_image(grid).save(part, format="PNG")
 
 
@@ -34,5 +34,5 @@ def write_importance(path: Path, images: Tensor, importance: Tensor) -> None:
     from atomsep.importance.figure import image_figure
 
     figure = image_figure(images, importance, what="image")
-    with writing(path), replacing(path) as part:
+    with writing(path, then=CONTINUES), replacing(path) as part:
         figure.savefig(part, format="png")

@@ -9,7 +9,10 @@ the flip, and changes nothing else, as in the paper.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from atomsep.experiments.entry_points import is_entry_point
+from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.schedules import SCHEDULES
 from atomsep.experiments.settings import Settings, setting
 from atomsep.experiments.task import Experiment, deferred
@@ -17,6 +20,9 @@ from atomsep.methods.registry import ATOM_MODELING, OfferedMethods
 
 STEMS = ("imagenet", "cifar")
 STAGES = 4
+
+LAYOUT = "FOLDER/train/CLASS/*.jpg and FOLDER/val/CLASS/*.jpg, or FOLDER/CLASS/*.jpg"
+"""What a folder of images must be like."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,19 @@ class FolderSettings(ImageSettings):
     folder: str = setting(
         "", "folder of the images, or package.module:function, which returns them"
     )
+
+
+def check_own_images(settings: FolderSettings) -> None:
+    """See that `folder` names a folder or a function.
+
+    Raises:
+        ExperimentError: it is not set, or there is no such folder.
+    """
+    folder = settings.folder
+    if not folder:
+        raise ExperimentError(f"name the folder of the images with --set folder=FOLDER: {LAYOUT}")
+    if not Path(folder).is_dir() and not is_entry_point(folder):
+        raise ExperimentError(f"there is no folder {folder}; name one with the layout {LAYOUT}")
 
 
 # The 1-norm adds up all features of all tokens, and is by far the largest.
@@ -137,5 +156,6 @@ OWN_IMAGES = replace(
     summary="any image classifier on your own folder of images",
     settings=FolderSettings(image=224),
     build=deferred("atomsep.experiments.images.build:build_own"),
+    check=check_own_images,
 )
 IMAGES = (PETS, FLOWERS, IMAGENET, OWN_IMAGES)

@@ -10,10 +10,10 @@ from typing import Any
 from atomsep.experiments.entry_points import call_entry_point, is_entry_point
 from atomsep.experiments.errors import ExperimentError, unknown
 from atomsep.experiments.images.data import image_files
+from atomsep.experiments.images.experiments import LAYOUT, check_own_images
 from atomsep.experiments.samples import Samples, Sets
 from atomsep.experiments.task import Context
 
-LAYOUT = "FOLDER/train/CLASS/*.jpg and FOLDER/val/CLASS/*.jpg, or FOLDER/CLASS/*.jpg"
 HELD_OUT = ("val", "test")
 TEST_SHARE, VALIDATION_SHARE = 0.2, 0.1
 
@@ -40,9 +40,8 @@ def read_own_images(context: Context) -> Sets:
     Raises:
         ExperimentError: `folder` is not set, or does not hold images of classes.
     """
+    check_own_images(context.settings)
     folder = context.settings.folder
-    if not folder:
-        raise ExperimentError(f"name the folder of the images with --set folder=FOLDER: {LAYOUT}")
     if is_entry_point(folder) and not Path(folder).exists():
         return _returned(folder, call_entry_point("folder", folder), context.validation)
     return read_folder(Path(folder), validation=context.validation)

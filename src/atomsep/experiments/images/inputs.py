@@ -88,7 +88,8 @@ def as_image(sample: Any) -> Image:
         try:
             return decode(sample)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            reason = str(error).replace(f" {str(sample)!r}", "")  # Pillow repeats the name
+            said = getattr(error, "strerror", None) or str(error)
+            reason = said.replace(f" {str(sample)!r}", "")  # Pillow repeats the name
             raise ExperimentError(f"{sample} cannot be read as an image ({reason})") from error
     if isinstance(sample, Image.Image):
         return as_rgb(sample)

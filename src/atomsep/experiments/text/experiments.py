@@ -9,7 +9,10 @@ mixed sentiment: its F1 is the mean over the classes that occur, with the other 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from atomsep.experiments.entry_points import is_entry_point
+from atomsep.experiments.errors import ExperimentError
 from atomsep.experiments.schedules import SCHEDULES
 from atomsep.experiments.settings import Settings, setting
 from atomsep.experiments.task import Experiment, deferred
@@ -57,6 +60,23 @@ class TableSettings(TextSettings):
     label_column: str = setting("label", "name of the column that holds the classes")
 
 
+def check_own_text(settings: TableSettings) -> None:
+    """See that `file` names a file or a function, and `test_file` a file.
+
+    Raises:
+        ExperimentError: `file` is not set, or there is no such file.
+    """
+    if not settings.file:
+        raise ExperimentError(
+            "name the file of the sentences with --set file=FILE.csv or FILE.tsv, and its columns "
+            "with --set text_column=NAME and --set label_column=NAME"
+        )
+    files = [settings.file] if not is_entry_point(settings.file) else []
+    for file in (*files, *filter(None, [settings.test_file])):
+        if not Path(file).exists():
+            raise ExperimentError(f"there is no file {file}; name a .csv or .tsv with a header")
+
+
 COLA = Experiment(
     name="cola",
     title="CoLA",
@@ -92,6 +112,7 @@ OWN_TEXT = replace(
     summary="any encoder fine-tuned on your own CSV or TSV",
     settings=TableSettings(),
     build=deferred("atomsep.experiments.text.build:build_own"),
+    check=check_own_text,
     metric="accuracy",
 )
 TEXTS = (COLA, POEM, OWN_TEXT)

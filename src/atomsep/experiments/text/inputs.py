@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from atomsep.experiments.atoms_file import Token
-from atomsep.experiments.files import writing
+from atomsep.experiments.files import CONTINUES, writing
 from atomsep.experiments.predicting import Inputs
 from atomsep.experiments.text.data import as_samples
 from atomsep.experiments.text.feed import tokenise
@@ -104,6 +104,6 @@ class TextInputs(Inputs):
     def save(self, folder: Path, model: nn.Module) -> None:
         """Write the tokenizer and the model's configuration, as Transformers reads them."""
         place = folder / ENCODER
-        with writing(place), quiet():
+        with writing(place, then=CONTINUES), quiet():
             self.tokenizer.save_pretrained(str(place))
             model.config.save_pretrained(str(place))  # type: ignore[union-attr, operator]

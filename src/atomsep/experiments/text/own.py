@@ -11,6 +11,7 @@ from atomsep.experiments.errors import ExperimentError, unknown
 from atomsep.experiments.samples import Samples, Sets
 from atomsep.experiments.task import Context
 from atomsep.experiments.text.data import VALIDATION_SHARE, as_samples, read_table
+from atomsep.experiments.text.experiments import check_own_text
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 TEST_SHARE = 0.2
@@ -30,11 +31,7 @@ def read_own_text(context: Context) -> Sets:
     """
     settings = context.settings
     columns = (settings.text_column, settings.label_column)
-    if not settings.file:
-        raise ExperimentError(
-            "name the file of the sentences with --set file=FILE.csv or FILE.tsv, and its columns "
-            "with --set text_column=NAME and --set label_column=NAME"
-        )
+    check_own_text(settings)
     test: Rows | None = None
     if is_entry_point(settings.file) and not Path(settings.file).exists():
         train, test = _returned(settings.file)
