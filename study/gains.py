@@ -67,6 +67,7 @@ SUMMARY = (
     Shown("settings", "digits", Arm("atom", 1.0)),
     Shown("strength", "flowers", Arm("atom", 0.2), before=False),
     Shown("classifiers", "pets-10", Arm("atom", 0.2)),
+    Shown("classifiers", "pets-10-strong", Arm("atom", 0.2)),
     Shown("text", "cola", Arm("atom", 0.01)),
     Shown("text", "poem", Arm("atom", 0.01)),
     Shown("paper", "demo", Arm("atom", 12.5)),

@@ -92,6 +92,7 @@ LATE = ("layer=layer4.1.bn2",)
 """The last block of a ResNet, before its activation."""
 
 SMALL_ARMS = [Arm("atom-calibrated", 0.1), Arm("mode-seeking", 1.0)]
+FEW_LABELS = [Arm("atom", 0.2), Arm("atom-no-energy", 1.0), Arm("koleo", 0.1)]
 TEXT_ARMS = [
     Arm("atom", 0.01),
     Arm("atom", 0.01, ("charge=learned",)),
@@ -195,11 +196,12 @@ QUESTIONS = {
                 *(Arm("atom", 0.2, LATE), Arm("atom-no-energy", 1.0, LATE)),
             ],
             "pets": best("atom", "atom-no-energy", "koleo"),
-            "pets-25": [Arm("atom", 0.2), Arm("atom-no-energy", 1.0), Arm("koleo", 0.1)],
-            "pets-10": [Arm("atom", 0.2), Arm("atom-no-energy", 1.0), Arm("koleo", 0.1)],
+            "pets-25": FEW_LABELS,
+            "pets-10": FEW_LABELS,
+            "pets-10-strong": FEW_LABELS,
             "imagenette": at((0.02, 0.2), "atom"),
         },
-        {"flowers": 10, "pets": 10, "pets-10": 10, "imagenette": 10},
+        {"flowers": 10, "pets": 10, "imagenette": 10},
     ),
     "text": Question(
         "Does it help to fine-tune an encoder?",

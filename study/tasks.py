@@ -225,7 +225,12 @@ TASKS = {
         (*CLASSIFIER, "epochs=60", "labels=0.1"),
         (DECAYS[0], (*DECAYS[1], 5e-2, 1e-1)),
         sign=1,
-        gpu_seconds=0.5,
+    ),
+    "pets-10-strong": Task(
+        *("Pets, a tenth of the labels, decay 0.02", "pets", IMAGES),
+        (*CLASSIFIER, "epochs=60", "labels=0.1"),
+        ("weight_decay", (2e-2,)),
+        sign=1,
     ),
     "imagenette": Task(
         *("Imagenette, ResNet-18", "own-images", IMAGES),

@@ -70,7 +70,7 @@ def test_names_of_files_and_folders(capsys: pytest.CaptureFixture[str]) -> None:
         capsys, "table", f"no{EVIL}where", code=1
     )
     text = output(capsys, "train", "own-text", "--set", f"file={EVIL}.csv", code=1)
-    assert f"{SHOWN}.csv cannot be read as a table" in text
+    assert f"there is no file {SHOWN}.csv;" in text
     write_result(f"runs/{EVIL}", "nothing")
     assert f"runs/{SHOWN}/result.json is not a result" in output(capsys, "table", "runs", code=1)
     undecodable = os.fsdecode(b"\xff")
