@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from atomsep import checks
 from atomsep.checks import Norm, PositionMap, Scale, ScoreMap
 from atomsep.core.distributed import Ranks, loss_of_all, loss_of_drawn
-from atomsep.core.drawing import draw_pairs, draw_tokens, generator_of
+from atomsep.core.drawing import Draws, choose_tokens, generator_of, take_tokens
 from atomsep.core.handshake import checksum
 from atomsep.core.layout import Layout
 from atomsep.core.node import Measured, measure
@@ -103,7 +103,7 @@ class AtomLoss(nn.Module):
         self.pairs = pairs
         self.tokens = tokens
         self.seed = checks.whole("seed", seed, "a whole number")
-        self.draws = self.pair_draws = 0
+        self._drawn, self.pair_draws = Draws(), 0
         self.ranks = Ranks(group)
 
     @classmethod
@@ -142,7 +142,7 @@ class AtomLoss(nn.Module):
             return self._of_all_ranks(statistics, weight, layer)
         if self.pairs == "sampled":
             samples, device = len(statistics.count), statistics.count.device
-            pairs = draw_pairs(samples, device, self._generator(device))
+            pairs = self._drawn.pairs(self.seed, samples, device)
             return weight * pair_loss(statistics, self.terms, pairs)
         ready = statistics.ready
         if ready is None or ready.terms != self.terms:
@@ -188,8 +188,10 @@ class AtomLoss(nn.Module):
             with torch.no_grad():
                 charge = self.importance(tokens, mask)
             assert self.tokens is not None
-            generator = self._generator(tokens.device)
-            tokens, mask = draw_tokens(tokens, mask, self.tokens, generator)
+            order = self._drawn.order(self.seed, samples, length, tokens.device)
+            places = choose_tokens(order, mask, self.tokens)
+            tokens = take_tokens(tokens, places)
+            mask = None if mask is None else mask.gather(1, places)
             count = checks.count_tokens(tokens, mask)
         with torch.autocast(source.device.type, enabled=False):
             wide = widen(tokens)
@@ -249,6 +251,15 @@ class AtomLoss(nn.Module):
         return ("draws", "pair_draws") if self.samples else ()
 
     @property
+    def draws(self) -> int:
+        """How often this process drew pairs or tokens."""
+        return self._drawn.number
+
+    @draws.setter
+    def draws(self, number: int) -> None:
+        self._drawn.number = number
+
+    @property
     def feature(self) -> int | None:
         """The feature that is the charge; None where a map computes it."""
         return self.charge if isinstance(self.charge, int) else None
@@ -283,11 +294,6 @@ class AtomLoss(nn.Module):
             return loss_of_all(statistics, self.terms, weight, link)
         generator = self._generator_of_ranks(statistics.table.device)
         return weight * loss_of_drawn(statistics, self.terms, link, generator)
-
-    def _generator(self, device: torch.device) -> torch.Generator:
-        """A generator for one draw, fixed by the seed and the number of draws before it."""
-        self.draws += 1
-        return generator_of(f"{self.seed} {self.draws}", device)
 
     def _generator_of_ranks(self, device: torch.device) -> torch.Generator:
         """One that is equal on all ranks, which may have drawn tokens more or less often."""
