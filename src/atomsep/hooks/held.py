@@ -34,7 +34,6 @@ class Held:
         depth: how many transforms the statistics were computed under.
         passed: the tensor handed on by the last training forward, while somebody may write to it.
         handed_on: a weak reference to it and its version then; None once it needs no look.
-        recall: mask and number of draws of the last training forward, for a checkpoint.
         strength: norms of its gradients, where they are watched.
         compiled: whether it was a compiled forward, which shows no gradients.
         forwards: how many training forwards there were.
@@ -54,7 +53,6 @@ class Held:
     depth: int = 0
     passed: Tensor | None = None
     handed_on: tuple[weakref.ref[Tensor], int] | None = None
-    recall: tuple[Tensor | None, int] | None = None
     strength: Strength | None = None
     compiled: bool = False
     forwards: int = 0
@@ -131,13 +129,6 @@ class Forwards:
             own.move_from(self.compiled)
             self.last = own
         return own
-
-    def recall(self) -> tuple[Tensor | None, int] | None:
-        """Mask and draws of the forward that a checkpoint recomputes.
-
-        Autograd recomputes in the calling thread on the CPU, but in a thread of its own on a GPU.
-        """
-        return self._own.held.recall or self.last.recall
 
 
 def transform_depth() -> int:

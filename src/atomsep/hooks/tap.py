@@ -113,14 +113,7 @@ class LayerTap(Hook):
         if transforms_active():
             held.idle_reason = reasons.TRANSFORMED
             return
-        criterion = self.attachment.criterion
-        with torch.no_grad():
-            try:
-                measured = criterion.measure(latent.detach(), mask, layout, draw=False)
-            except ValueError:  # nothing that stops an evaluation
-                held.charge = criterion.importance(layout.tokens(latent.detach()), mask)
-            else:
-                held.charge, held.seen = measured.charge, measured.statistics.detach()
+        held.charge, held.seen = self.attachment.criterion.look(latent, mask, layout)
 
     def _measure(
         self,
@@ -137,8 +130,6 @@ class LayerTap(Hook):
         depth = transform_depth()
         self._keep_run(held, depth)
         self.settle(held, at_next_forward=True)
-        if not compiling:
-            held.recall = None if depth else (mask, criterion.draws)
         # A graph that depended on the weight would be recompiled whenever it changes.
         weight = 1.0 if compiling else self.attachment.weight
         held.strength, held.compiled = None, compiling
@@ -183,20 +174,8 @@ class LayerTap(Hook):
         return "alias" if watched and self.writes is False else "clone"
 
     def _recompute(self, latent: Tensor, layout: Layout) -> Tensor:
-        """Repeat for a checkpoint what the forward did; its loss is already taken.
-
-        With the default maps only the latent is saved for the gradient, whatever the mask. Maps
-        and draws repeat those of the last forward.
-        """
-        criterion = self.attachment.criterion
-        mask, draws = self.forwards.recall() or (None, criterion.draws)
-        if mask is not None and mask.shape != layout.tokens(latent).shape[:2]:
-            mask = None  # it belongs to another forward
-        before, criterion.draws = criterion.draws, draws
-        passed = criterion.measure(latent, mask, layout, passing=self._passing()).passed
-        criterion.draws = before
-        assert passed is not None
-        return passed
+        """Repeat for a checkpoint what the forward handed on; its loss is already taken."""
+        return self.attachment.criterion.repeat(latent, layout, self._passing())
 
     def settle(self, held: Held, at_next_forward: bool = False) -> None:
         """Find out whether the tensor handed on last was written to.
