@@ -32,8 +32,9 @@ CORE = [
     ["kernels"],
     ["backend"],
     ["node"],
-    ["handshake", "averaging", "drawing"],
-    ["distributed"],
+    ["handshake", "averaging", "drawing", "saving"],
+    ["distributed", "maps"],
+    ["measuring"],
     ["loss"],
 ]
 """The same inside the maths."""

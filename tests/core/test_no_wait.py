@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 import atomsep.core.loss as losses
 from atomsep import AtomLoss, attach, use_kernels
-from atomsep.core import backend, distributed, kernels
+from atomsep.core import backend, distributed, drawing, kernels
 from atomsep.core.kernels import forward, launch, pairs
 from atomsep.hooks.watch import Watch
 
@@ -92,7 +92,8 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
     monkeypatch.setattr(losses, "checksum", lambda parameters: 0)  # at the first loss only
     monkeypatch.setattr(Watch, "look", lambda *_: None)  # asks events, and never waits for them
     # A generator of a GPU cannot be made without one.
-    monkeypatch.setattr(losses, "generator_of", lambda *_: None)
+    for module in (losses, drawing):
+        monkeypatch.setattr(module, "generator_of", lambda *_: None)
     monkeypatch.setattr(kernels, "_INTERPRETED", False)
     monkeypatch.setattr(launch.Launch, "__call__", lambda self, *_: found.launches.append(self))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

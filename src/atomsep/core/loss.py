@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -12,17 +10,16 @@ from torch import Tensor, nn
 from atomsep import checks
 from atomsep.checks import Norm, PositionMap, Scale, ScoreMap
 from atomsep.core.distributed import Ranks, loss_of_all, loss_of_drawn
-from atomsep.core.drawing import draw_pairs, draw_tokens, generator_of
+from atomsep.core.drawing import Draws, generator_of
 from atomsep.core.handshake import checksum
 from atomsep.core.layout import Layout
-from atomsep.core.node import Measured, measure
-from atomsep.core.origin import Origin
+from atomsep.core.measuring import Measuring
 from atomsep.core.reference import pair_loss
-from atomsep.core.statistics import FIELDS, Reading, Statistics, Terms, Tokens
-from atomsep.functional import DEFAULT_SOFTENING, apply_maps, widen
+from atomsep.core.statistics import Statistics, Terms
+from atomsep.functional import DEFAULT_SOFTENING
 
 
-class AtomLoss(nn.Module):
+class AtomLoss(Measuring):
     r"""The loss of atom modeling over a latent of tokens.
 
     $$\mathcal L = \lambda_0 \frac{1}{M(M-1)} \sum_{A \ne B} E_{AB}
@@ -100,7 +97,7 @@ class AtomLoss(nn.Module):
         self.pairs = pairs
         self.tokens = tokens
         self.seed = checks.whole("seed", seed, "a whole number")
-        self.draws = self.pair_draws = 0
+        self._drawn, self.pair_draws = Draws(), 0
         self.ranks = Ranks(group)
 
     @classmethod
@@ -141,72 +138,12 @@ class AtomLoss(nn.Module):
             return statistics.zero()
         if self.pairs == "sampled":
             samples, device = len(statistics.count), statistics.count.device
-            pairs = draw_pairs(samples, device, self._generator(device))
+            pairs = self._drawn.pairs(self.seed, samples, device)
             return weight * pair_loss(statistics, self.terms, pairs)
         ready = statistics.ready
         if ready is None or ready.terms != self.terms:
             return weight * pair_loss(statistics, self.terms)
         return ready.loss if ready.weight == weight else ready.loss * (weight / ready.weight)
-
-    def measure(
-        self,
-        source: Tensor,
-        mask: Tensor | None,
-        layout: Layout,
-        *,
-        passing: str | None = None,
-        weight: float | None = None,
-        find_origin: Callable[[], Origin | None] | None = None,
-        draw: bool = True,
-    ) -> Measured:
-        """Charges and statistics of a layer's output; see `atomsep.core.node.measure`.
-
-        With `passing`, the result's `passed` takes the output's place for its consumers. With
-        `weight`, the loss over all pairs is computed in the same node; `from_statistics` may
-        still ask for another weight. Without `draw`, no tokens are sampled.
-        """
-        samples, length, features = layout.sizes(source)
-        if self.ranks.several:
-            self.ranks.maps.watch(self.parameters())
-        if samples == 0 and self.ranks.several:
-            return self._measure_nobody(source, layout)
-        checks.check_tokens(source, samples, length, features, self.charge, self.position)
-        count = checks.count_real(samples, length, mask, source)
-        given = weight is not None and self.pairs == "all" and not self.ranks.several
-        asked: dict[str, Any] = {"terms": self.terms, "weight": weight or 1.0} if given else {}
-        drawn = draw and self.tokens is not None and self.tokens < length
-        if self.position is None and isinstance(self.charge, int) and not drawn:
-            reading = Reading(layout, self.charge, self.terms.norm)
-            whole = Tokens(source, None, mask, count, reading)
-            return measure(whole, passing=passing, find_origin=find_origin, **asked)
-        tokens = layout.tokens(source)
-        # A learned map keeps its input, so a consumer that writes needs a copy of its own.
-        passed = source.clone() if passing == "clone" else source
-        charge, all_real = None, mask
-        if drawn:
-            with torch.no_grad():
-                charge = self.importance(tokens, mask)
-            assert self.tokens is not None
-            generator = self._generator(tokens.device)
-            tokens, mask = draw_tokens(tokens, mask, self.tokens, generator)
-            count = checks.count_tokens(tokens, mask)
-        with torch.autocast(source.device.type, enabled=False):
-            wide = widen(tokens)
-            if mask is not None:  # 0 · NaN would reach the gradient of the maps' weights
-                wide = wide.masked_fill(~mask.unsqueeze(-1), 0)
-            scores, positions = apply_maps(wide, self.charge, self.position)
-        reading = Reading(Layout(), None, self.terms.norm)
-        measured = measure(Tokens(positions, scores, mask, count, reading), **asked)
-        charge = measured.charge.to(source.dtype) if charge is None else charge
-        return Measured(passed, charge, replace(measured.statistics, mask=all_real))
-
-    def _measure_nobody(self, source: Tensor, layout: Layout) -> Measured:
-        """An empty batch, on a rank among others: nothing to read, but a part of the graph."""
-        tokens = layout.tokens(source)
-        scores, positions = apply_maps(widen(tokens), self.charge, self.position)
-        nobody = positions.new_zeros(0, FIELDS + positions.shape[-1])
-        table = nobody + (scores.sum() + positions.sum())
-        return Measured(source.clone(), tokens[..., 0], Statistics(table, nobody[:, 0]))
 
     def importance(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Token importance of a latent: its charges, `(M, N)`, 0 on padding.
@@ -215,13 +152,7 @@ class AtomLoss(nn.Module):
             >>> AtomLoss().importance(torch.tensor([[[9.0, 1.0], [0.0, 2.0]]])).round(decimals=2)
             tensor([[1., 0.]])
         """
-        if isinstance(self.charge, int):
-            scores = tokens[..., self.charge]
-        else:
-            with torch.autocast(tokens.device.type, enabled=False):
-                scores, _ = apply_maps(widen(tokens), self.charge, lambda latent: latent)
-        charge, mask = torch.tanh(widen(scores) / 2).to(tokens.dtype), checks.as_boolean(mask)
-        return charge if mask is None else charge.masked_fill(~mask, 0)
+        return self._charges(tokens, mask)
 
     def extra_repr(self) -> str:
         """The settings, shown in the module's repr."""
@@ -246,6 +177,15 @@ class AtomLoss(nn.Module):
     def _counts(self) -> tuple[str, ...]:
         """What the state has beside the maps."""
         return ("draws", "pair_draws") if self.samples else ()
+
+    @property
+    def draws(self) -> int:
+        """How often this process drew pairs or tokens."""
+        return self._drawn.number
+
+    @draws.setter
+    def draws(self, number: int) -> None:
+        self._drawn.number = number
 
     @property
     def feature(self) -> int | None:
@@ -282,11 +222,6 @@ class AtomLoss(nn.Module):
             return loss_of_all(statistics, self.terms, weight, link)
         generator = self._generator_of_ranks(statistics.table.device)
         return loss_of_drawn(statistics, self.terms, weight, link, generator)
-
-    def _generator(self, device: torch.device) -> torch.Generator:
-        """A generator for one draw, fixed by the seed and the number of draws before it."""
-        self.draws += 1
-        return generator_of(f"{self.seed} {self.draws}", device)
 
     def _generator_of_ranks(self, device: torch.device) -> torch.Generator:
         """One that is equal on all ranks, which may have drawn tokens more or less often."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks
 
 from atomsep.core.origin import Affine, Origin
+from atomsep.core.saving import saved_through_hooks
 
 LARGE = 1 << 25
 """Bytes up to which an output is kept as it is: below that, host time matters more."""
@@ -32,7 +32,9 @@ def find_origin(
     if next(iter(layer._forward_hooks.values()), None) is not hook or _global_forward_hooks:
         return None
     node = output.grad_fn
-    if node is None or not node.name().endswith("BatchNormBackward0") or _saved_by_hooks():
+    if node is None or not node.name().endswith("BatchNormBackward0"):
+        return None
+    if saved_through_hooks() is not False:  # nor where torch does not tell
         return None
     mean = getattr(node, "_saved_result1", None)
     inverse_deviation = getattr(node, "_saved_result2", None)
@@ -47,9 +49,3 @@ def find_origin(
     bias: Tensor | None = layer.bias
     affine = Affine(layer.weight, bias, layer.eps, 0 if bias is None else bias._version)
     return Origin(source, mean, inverse_deviation, affine)
-
-
-def _saved_by_hooks() -> bool:
-    """Whether tensors are saved through hooks; True where torch does not tell."""
-    look = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return look is None or look(True) is not None

@@ -52,8 +52,10 @@ def take_loss(tap: LayerTap, weight: float) -> Tensor:
     statistics = held.statistics
     if statistics is None or not _has_loss(tap, held):
         return _zero(tap, held, weight)
-    runs = [*held.earlier, statistics]
+    runs = [*(run.statistics for run in held.earlier), statistics]
     held.statistics, held.earlier = None, ()
+    if not torch.compiler.is_compiling():
+        held.most = max(held.most, len(runs))
     held.taken = None if held.depth else statistics.detach()
     criterion = tap.attachment.criterion
     loss = mean_of([criterion.from_statistics(each, weight, tap.name) for each in runs])
@@ -125,18 +127,12 @@ def _watch(tap: LayerTap, held: Held, loss: Tensor) -> None:
         if held.charge.shape[1] == 1:
             tap.watch.tell("pooled", f"layer {tap.name!r} {ONE_TOKEN}")
             tap.watch.told.add("negative")  # which would follow from it
-        tap.watch.look(loss, numbers, held.charge, partial(_count_real, tap, held, numbers))
+        tap.watch.look(loss, numbers, held.charge, partial(_count_real, held, numbers))
 
 
-def _count_real(tap: LayerTap, held: Held, numbers: Statistics) -> Tensor | None:
+def _count_real(held: Held, numbers: Statistics) -> Tensor | None:
     """How many tokens of the last forward are no padding; None if that is not known."""
     assert held.charge is not None
-    drawn = tap.attachment.criterion.tokens
     if not held.training:  # the charges are of an evaluation since
         return None
-    if drawn is None or drawn >= held.charge.shape[1]:
-        return numbers.count.long().sum()
-    if held.compiled or held.recall is None:
-        return None
-    mask, _ = held.recall
-    return (torch.ones_like(held.charge) if mask is None else mask).long().sum()
+    return (torch.ones_like(held.charge) if numbers.mask is None else numbers.mask).long().sum()
