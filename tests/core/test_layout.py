@@ -51,7 +51,7 @@ BATCH_FIRST = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
         (torchvision.models.resnet.BasicBlock(4, 4), 4, "channels_first"),
         (torchvision.models.resnet18().layer1, 4, "channels_first"),
         (BATCH_FIRST, 3, "channels_last"),
-        (BATCH_SECOND, 3, None),
+        (BATCH_SECOND, 3, "length_first"),
         (BATCH_SECOND.linear1, 3, "channels_last"),  # on its own it is certain
         (nn.ReLU(), 4, None),
         (Opaque(), 3, None),
