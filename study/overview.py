@@ -17,17 +17,18 @@ WIDELY = 4
 """Tasks that a rule ran on to have a column of its own."""
 
 
-def _by_rule() -> dict[Arm, dict[str, Gain]]:
+def by_rule() -> dict[Arm, dict[str, Gain]]:
     """The gains of every rule by task, the rules with most tasks first, then the least harmful."""
     gains: dict[Arm, dict[str, Gain]] = {}
     for task in QUESTIONS["strength"].arms:
         for arm, gain in gains_in("strength", task).items():
             gains.setdefault(arm, {})[task] = gain
-    order = sorted(gains, key=lambda arm: (-len(gains[arm]), -_worst(gains[arm])[0]))
+    order = sorted(gains, key=lambda arm: (-len(gains[arm]), -worst(gains[arm])[0]))
     return {arm: gains[arm] for arm in order}
 
 
-def _worst(gains: dict[str, Gain]) -> tuple[float, str]:
+def worst(gains: dict[str, Gain]) -> tuple[float, str]:
+    """The smallest gain, and its task."""
     return min((gain.mean, task) for task, gain in gains.items())
 
 
@@ -37,8 +38,8 @@ def rules() -> str:
     Sorted by the study's criterion: the worst task first, among rules with equally many tasks.
     """
     lines = [["rule", "tasks", "worst task", "gain there, %", "mean gain, %", "worst seed, %"]]
-    for arm, own in _by_rule().items():
-        gain, task = _worst(own)
+    for arm, own in by_rule().items():
+        gain, task = worst(own)
         ends = gain, fmean(each.mean for each in own.values())
         seed = min(min(each.pairs) for each in own.values())
         cells = [str(len(own)), TASKS[task].title, *(signed(end, 1) for end in (*ends, seed))]
@@ -48,7 +49,7 @@ def rules() -> str:
 
 def rules_by_task() -> str:
     """The gains of the rules that ran on most tasks, by task."""
-    widely = {arm: own for arm, own in _by_rule().items() if len(own) >= WIDELY}
+    widely = {arm: own for arm, own in by_rule().items() if len(own) >= WIDELY}
     lines = [["task", *map(name_of, widely)]]
     for task in QUESTIONS["strength"].arms:
         cells = [signed(own[task].mean, 1) if task in own else "" for own in widely.values()]

@@ -295,6 +295,30 @@ def test_the_harm_of_a_constant_share_is_quoted_as_the_table_has_it() -> None:
     assert max(abs(each.mean) for each in calm) < 4, "every difference is smaller than 4 per cent"
 
 
+def test_rules_are_compared_over_tasks_as_the_page_says() -> None:
+    page = text_of("docs/results/strength.md")
+    widely = (Arm("atom", 1.0), Arm("atom-share", 0.1), CALIBRATED)
+    by_rule = overview.by_rule()
+    assert {len(by_rule[arm]) for arm in widely} == {9}, "nine tasks each"
+    means = [signed(fmean(g.mean for g in by_rule[arm].values()), 1) for arm in widely]
+    told = [each.replace("−", "− ").replace("+", "+ ") for each in means]
+    assert f"mean gains are {told[0]}, {told[1]} and {told[2]} %" in page
+    worst = [overview.worst(by_rule[arm]) for arm in widely]
+    assert {task for _, task in worst} == {"small-stacked"}
+    assert f"costs {-worst[0][0]:.0f} %, theirs cost {-worst[1][0]:.0f} %" in page
+    assert f"{worst[1][0]:.0f}" == f"{worst[2][0]:.0f}"
+    better = {
+        (arm, task)
+        for arm, own in by_rule.items()
+        for task, gain in own.items()
+        if gains.answer(gain) == "better"
+    }
+    assert better == {(CALIBRATED, "faces"), (Arm("atom-constraints", 0.1), "flowers")}
+    small = by_rule[Arm("atom-calibrated", 0.03)].values()
+    assert len(small) == 4
+    assert min(gain.mean for gain in small) > -0.05, "lost on none"
+
+
 def test_a_gain_like_the_paper_s_is_judged_by_the_interval() -> None:
     table = paper_rows.paper_rows()
     for row in paper_rows.ROWS:
