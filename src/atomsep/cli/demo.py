@@ -44,7 +44,7 @@ METHODS = (
 
 UNTUNED = (
     "The learning rate is not tuned here. With a tuned one this gain all but disappears: see "
-    "docs/results/index.md"
+    "docs/results/settings.md"
 )
 
 
