@@ -127,7 +127,7 @@ def test_a_run_that_trains_but_is_left_out_is_noticed_once(backward: str, criter
     for _ in range(4):
         first = model(x).sum()
         if criterion == "not kept":
-            attachment._taps[0].forwards.read().passed = None
+            attachment._taps[0].forwards.read().handed_on = None
         if backward == "apart":
             first.backward()
         total = model(2 * x).sum() + (0 if backward == "apart" else first)

@@ -122,7 +122,7 @@ def test_nothing_outlives_a_transform(mode: str, ask: Callable[[Any], object]) -
     with pytest.raises(RuntimeError, match=r"layer '0' ran inside a torch.func transform"):
         ask(attachment)
     held = attachment._taps[0].forwards.read()
-    assert held.charge is held.taken is held.passed is held.handed_on is None
+    assert held.charge is held.taken is held.handed_on is None
     model.train()
     by_autograd(model, attachment)
     assert attachment.importance.shape == (6, 5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.autograd import forward_ad
 from atomsep.checks import transforms_active
 from atomsep.core.layout import Layout
 from atomsep.core.statistics import Statistics
+from atomsep.hooks.handed_on import HandedOn, Run, graph_freed
 from atomsep.hooks.strength import Strength
 
 
@@ -24,7 +24,7 @@ class Held:
 
     Attributes:
         statistics: of the last training forward, with its graph, until its loss is taken.
-        earlier: the same of the runs before it, where all of them count.
+        earlier: the runs before it, where all of them count.
         taken: of the last training forward without the graph, after its loss was taken.
         seen: of the last forward without a graph, if it was not a training forward.
         training: whether the last forward was a training forward.
@@ -32,18 +32,19 @@ class Held:
         read_as: layout and shape of the output that the importance belongs to.
         idle_reason: why the last forward gave no loss; empty if it gave one.
         depth: how many transforms the statistics were computed under.
-        passed: the tensor handed on by the last training forward, while somebody may write to it.
-        handed_on: a weak reference to it and its version then; None once it needs no look.
+        handed_on: by the last training forward; None where nobody watches it.
+        watched: the same of all forwards since the last look, in which somebody may write to it.
         strength: norms of its gradients, where they are watched.
         compiled: whether it was a compiled forward, which shows no gradients.
         forwards: how many training forwards there were.
         losses: how many losses were taken.
+        most: the largest number of runs that one of them was taken over.
         zeros: how many zeros were given since the last of them.
         left_out: whether a run trained the model that the loss left out.
     """
 
     statistics: Statistics | None = None
-    earlier: tuple[Statistics, ...] = ()
+    earlier: tuple[Run, ...] = ()
     taken: Statistics | None = None
     seen: Statistics | None = None
     training: bool = False
@@ -51,12 +52,13 @@ class Held:
     read_as: tuple[Layout, tuple[int, ...]] | None = None
     idle_reason: str = ""
     depth: int = 0
-    passed: Tensor | None = None
-    handed_on: tuple[weakref.ref[Tensor], int] | None = None
+    handed_on: HandedOn | None = None
+    watched: tuple[HandedOn, ...] = ()
     strength: Strength | None = None
     compiled: bool = False
     forwards: int = 0
     losses: int = 0
+    most: int = 0
     zeros: int = 0
     left_out: bool = False
 
@@ -77,7 +79,10 @@ class Held:
             with torch.inference_mode(False), torch.enable_grad():
                 if other.statistics is not None:
                     self.statistics = _copied(other.statistics)
-                    self.earlier += tuple(_copied(each) for each in other.earlier)
+                    kept = [
+                        r.statistics for r in other.earlier if not graph_freed(r.statistics.table)
+                    ]
+                    self.earlier += tuple(Run(_copied(statistics)) for statistics in kept)
                 elif other.taken is not None:
                     self.statistics, self.earlier, self.taken = None, (), _copied(other.taken)
                 self.seen = None if other.seen is None else _copied(other.seen)

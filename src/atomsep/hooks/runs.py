@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from atomsep.hooks.handed_on import Run
 from atomsep.hooks.held import Held
 
 PATIENCE = 50
 """Training forwards without a loss, or losses without a forward, before a warning."""
+
+_USUAL = 10
+"""Times as many runs as any loss was taken over, before a warning."""
 
 LEFT_OUT = (
     "ran more than once in training since the last loss(), and only the last run counts. Call "
@@ -18,6 +22,28 @@ UNUSED = (
     f"ran {PATIENCE} times in training, but loss() was never called, so atom modeling trains "
     "nothing: add attachment.loss() to the loss"
 )
+PILED = (
+    'is attached with runs="mean", which keeps the graph of every run until loss() is called, and '
+    "holds {} of them now: call loss() in every step, and use torch.no_grad() for forwards that "
+    "train nothing"
+)
+
+
+def keep_earlier(held: Held, depth: int) -> None:
+    """Let the last run count besides the one that comes, unless a backward has freed its graph.
+
+    Of a graph that is freed, the loss could have no gradient any more.
+    """
+    if held.statistics is None:
+        return
+    earlier = held.earlier if held.depth == depth else ()
+    runs = (*earlier, Run(held.statistics, held.handed_on))
+    held.earlier = tuple([run for run in runs if not run.spent()])
+
+
+def piled(held: Held) -> bool:
+    """Whether far more runs wait for a loss than ever did."""
+    return len(held.earlier) >= max(PATIENCE, _USUAL * held.most)
 
 
 def note_left_out(held: Held) -> None:
@@ -39,7 +65,7 @@ def note_left_out(held: Held) -> None:
     def note(gradient: object) -> None:
         held.left_out = True
 
-    passed = held.passed
+    passed = None if held.handed_on is None else held.handed_on.tensor
     if passed is None:  # the node hands it on as its last output
         node.register_prehook(lambda gradients: note(0) if _arrives(gradients) else None)
     elif passed.requires_grad:

@@ -51,8 +51,10 @@ def take_loss(tap: LayerTap, weight: float) -> Tensor:
     statistics = held.statistics
     if statistics is None or not _has_loss(tap, held):
         return _zero(tap, held, weight)
-    runs = [*held.earlier, statistics]
+    runs = [*(run.statistics for run in held.earlier), statistics]
     held.statistics, held.earlier = None, ()
+    if not torch.compiler.is_compiling():
+        held.most = max(held.most, len(runs))
     held.taken = None if held.depth else statistics.detach()
     criterion = tap.attachment.criterion
     loss = mean_of([criterion.from_statistics(each, weight, tap.name) for each in runs])

@@ -11,7 +11,6 @@ the output can be recomputed (`atomsep.hooks.origin`), nothing is copied and its
 
 from __future__ import annotations
 
-import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +21,14 @@ from atomsep.checks import transforms_active
 from atomsep.core.layout import Layout
 from atomsep.hooks import reasons
 from atomsep.hooks.earlier import LEFT_OVER, others
+from atomsep.hooks.handed_on import HandedOn
 from atomsep.hooks.held import Forwards, Held, transform_depth
 from atomsep.hooks.masks import refuse_replica
 from atomsep.hooks.numbers import Numbers, absent_shares
 from atomsep.hooks.origin import find_origin
 from atomsep.hooks.reader import LayerReader
 from atomsep.hooks.replaced import why_replaced
-from atomsep.hooks.runs import PATIENCE, UNUSED, note_left_out
+from atomsep.hooks.runs import PATIENCE, PILED, UNUSED, keep_earlier, note_left_out, piled
 from atomsep.hooks.stats import read_stats
 from atomsep.hooks.strength import Strength, shares_of_all
 from atomsep.hooks.switch import Hook
@@ -130,17 +130,19 @@ class LayerTap(Hook):
         depth = transform_depth()
         self._keep_run(held, depth)
         self.settle(held, at_next_forward=True)
+        passing = self._passing()
+        copied = passing == "clone"
         # A graph that depended on the weight would be recompiled whenever it changes.
         weight = 1.0 if compiling else self.attachment.weight
         held.strength, held.compiled = None, compiling
         if not compiling and not depth and self.attachment.watch_gradients:
             held.strength = Strength(layout, criterion.feature)
-            source, passed = held.strength.split(latent, copy=self._passing() == "clone")
+            source, passed = held.strength.split(latent, copied)
             measured = criterion.measure(source, mask, layout, weight=weight)
         else:
             measured = criterion.measure(
                 *(latent, mask, layout),
-                passing=self._passing(),
+                passing=passing,
                 weight=weight,
                 find_origin=partial(find_origin, module, self, args, latent),
             )
@@ -150,20 +152,31 @@ class LayerTap(Hook):
         # What a transform wraps must not outlive it.
         held.charge = None if depth else measured.charge
         held.idle_reason = reasons.TRANSFORMED if depth else ""
-        if measured.keeps_source and not compiling and not depth:
-            held.passed, held.handed_on = passed, (weakref.ref(passed), passed._version)
+        held.handed_on = None
+        if not compiling and not depth:
+            self._watch_passed(held, passed, copied, measured.keeps_source)
         return passed
+
+    def _watch_passed(self, held: Held, passed: Tensor, copied: bool, keeps_source: bool) -> None:
+        """Notice what becomes of the tensor handed on."""
+        held.handed_on = HandedOn(passed, copied, looked_at=keeps_source)
+        if keeps_source:
+            held.watched = (*held.watched, held.handed_on)
+        if self.attachment.conduct.runs == "mean":
+            held.handed_on.watch_backward(passed)
 
     def _keep_run(self, held: Held, depth: int) -> None:
         """Decide what becomes of a training run whose loss was not taken before the next."""
         runs = self.attachment.conduct.runs
-        if runs == "mean" and held.statistics is not None:
-            earlier = held.earlier if held.depth == depth else ()
-            held.earlier = (*earlier, held.statistics)
+        if runs == "mean":
+            keep_earlier(held, depth)
         if torch.compiler.is_compiling():  # reading what changes would recompile
             return
         if runs is None and held.statistics is not None:
             note_left_out(held)
+        if piled(held) and "unused" not in self.attachment.told:
+            many = PILED.format(len(held.earlier))
+            self.attachment.tell("piled", f"layer {self.name!r} {many}")
         held.forwards += 1
         if held.forwards == PATIENCE and not held.losses and self.attachment.weight:
             also = f". {LEFT_OVER}" if others(self.attachment, self.reader) else ""
@@ -178,26 +191,29 @@ class LayerTap(Hook):
         return self.attachment.criterion.repeat(latent, layout, self._passing())
 
     def settle(self, held: Held, at_next_forward: bool = False) -> None:
-        """Find out whether the tensor handed on last was written to.
+        """Find out whether a tensor that was handed on was written to.
 
         That nobody writes is settled when the next forward begins, since a consumer may follow
         after the loss was taken; but not from a forward whose loss was never taken, which may have
-        failed before it reached the consumer. The tensor is held until the loss is taken, and
-        looked at after that only if it still exists.
+        failed before it reached the consumer. The tensors are held until the loss is taken, and
+        looked at after that only if they still exist.
         """
-        if held.handed_on is None:
+        if not held.watched:
             return
-        reference, version = held.handed_on
-        tensor = reference()
-        written = tensor is not None and tensor._version != version
-        late = written and self.writes is False
+        written = any(each.written() for each in held.watched)
+        lost = any(each.lost() for each in held.watched)
         finished = held.statistics is None
-        held.passed = None
-        if written or at_next_forward:
-            held.handed_on = None
         if written or (at_next_forward and finished):
             self.writes = written or bool(self.writes)
-        if late and not at_next_forward:
+        if at_next_forward:  # runs that are still to count are looked at again
+            rest = [run.handed_on for run in held.earlier if run.handed_on is not None]
+            held.watched = tuple([each for each in rest if each.tensor is not None])
+            return
+        for each in held.watched:
+            each.release()
+        if written:
+            held.watched = ()
+        if lost:
             held.statistics, held.earlier = None, ()
             raise RuntimeError(
                 f"the output of layer {self.name!r} was overwritten in place for the first time "

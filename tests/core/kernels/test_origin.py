@@ -61,7 +61,7 @@ def check(
             step(trained, attachment, batch)
             [own] = attachment._taps
             held = own.forwards.read()
-            watched = held.handed_on is not None or own.writes is not None
+            watched = bool(held.watched) or own.writes is not None
             assert watched is (kept or mode == "torch")  # who writes to it matters if it is kept
         # the bias before a batch norm has no gradient but rounding
         wanted = [p.grad for name, p in trained.named_parameters() if name != "0.bias"]
