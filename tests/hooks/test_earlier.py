@@ -7,8 +7,8 @@ import warnings
 from typing import Any
 
 import pytest
-from small_models import batch, mlp
-from torch import nn
+from small_models import batch, hooks_of, mlp
+from torch import Tensor, nn
 
 import atomsep
 from atomsep import AtomLoss, AtomWarning
@@ -34,6 +34,29 @@ def test_once_for_several_layers() -> None:
     with pytest.warns(AtomWarning, match=EARLIER) as caught:
         atomsep.attach(model, ["0", "1"])
     assert len(caught) == 1
+
+
+def test_where_warnings_are_errors_no_hook_stays_behind() -> None:
+    """Those that note the mask of a call are registered before the layer's own."""
+
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            return self.second(self.first(x))
+
+    model = Words()
+    attachment = atomsep.attach(model, "second")
+    before = hooks_of(model)
+    with pytest.raises(AtomWarning, match="is still attached"):  # warnings are errors
+        atomsep.attach(model, ["first", "second"])
+    assert hooks_of(model) == before
+    assert atomsep.attachments(model) == [attachment]
+    attachment.detach()
+    assert hooks_of(model) == 0
+    assert not any("forward" in vars(module) for module in model.modules())
 
 
 @pytest.mark.parametrize(

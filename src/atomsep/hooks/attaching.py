@@ -96,8 +96,8 @@ def attach(
             reader = LayerReader(
                 attachment.model, name, layer, layout, mask, select, skip_tokens, attachment._switch
             )
-            warn_of_earlier(attachment, reader)
             attachment._add(reader)
+            warn_of_earlier(attachment, reader)  # may raise: all hooks are known by now
         if add_to is not None:
             from atomsep.hooks.adding import LossAdder
 

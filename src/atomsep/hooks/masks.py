@@ -127,6 +127,8 @@ class MaskTap(Hook):
         outermost: whether no other hook comes before this one.
     """
 
+    marks = True
+
     def __init__(self, slot: MaskSlot, host: Host, own: bool, outermost: bool) -> None:
         self.slot, self.source, self.own, self.outermost = slot, host.source, own, outermost
         self.sure, self.complete = host.sure, host.complete

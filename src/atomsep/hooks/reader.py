@@ -60,9 +60,9 @@ class LayerReader:
         hosts = find_mask_hosts(model, layer, mask)
         self.hosts = [host.module for host in hosts]
         self.taps = [MaskTap(self.slot, h, h.module is model, h is hosts[0]) for h in hosts]
-        self.handles = [tap.register(host) for tap, host in zip(self.taps, self.hosts, strict=True)]
         self.fit = MaskFit(modules_around(model, layer))
         self.watch = Watch(name)
+        self.handles = [tap.register(host) for tap, host in zip(self.taps, self.hosts, strict=True)]
 
     def listen(self, hook: Callable[..., Any]) -> None:
         """Register a forward hook on the layer; what the model was given is forgotten after it."""

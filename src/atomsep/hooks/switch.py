@@ -52,7 +52,13 @@ class Switch:
 
 
 class Hook:
-    """A hook on a module, which torch.jit.script would compile with it."""
+    """A hook on a module, which torch.jit.script would compile with it.
+
+    Attributes:
+        marks: whether its module is marked; see `atomsep.hooks.marks`.
+    """
+
+    marks = False
 
     @property
     def __name__(self) -> str:

@@ -23,6 +23,7 @@ from atomsep.hooks import reasons
 from atomsep.hooks.earlier import LEFT_OVER, others
 from atomsep.hooks.handed_on import HandedOn
 from atomsep.hooks.held import Forwards, Held, transform_depth
+from atomsep.hooks.marks import why_outdated
 from atomsep.hooks.masks import refuse_replica
 from atomsep.hooks.numbers import Numbers, absent_shares
 from atomsep.hooks.origin import find_origin
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 class LayerTap(Hook):
     """The hook on one layer, and what it holds of the last forward."""
+
+    marks = True
 
     def __init__(self, attachment: Attachment, reader: LayerReader) -> None:
         self.name = reader.name
@@ -228,9 +231,11 @@ class LayerTap(Hook):
         return f"layer {self.name!r} {reason if self.attachment.active else reasons.DETACHED}"
 
     def check_place(self) -> None:
-        """Raise if another module has taken the layer's place in the model."""
+        """Raise if another module has taken the layer's place, or another forward its own."""
         if self.attachment.active and not torch.compiler.is_compiling():
             why = why_replaced(self.attachment.model, self.name, self.reader.layer)
+            for module in (self.reader.layer, *self.reader.hosts):
+                why = why or why_outdated(module)
             if why:
                 raise RuntimeError(f"layer {self.name!r} {why}")
 
