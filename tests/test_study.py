@@ -202,6 +202,37 @@ def test_the_gain_on_faces_is_quoted_as_the_tables_have_it() -> None:
     assert gains.smallest_p() > 0.05, "no gain is significant"
 
 
+NUMBERS = {2: "two", 4: "four", 6: "six"}
+
+
+def test_the_verdict_counts_what_the_overview_shows() -> None:
+    found = gains.shown(gains.SUMMARY)
+    better = {line.task for line, gain in found.items() if gains.answer(gain) == "better"}
+    assert better == {"faces", "pets-10-strong"}
+    for page in ("README.md", INDEX):
+        assert f"Of {len(found)} comparisons" in text_of(page)
+        assert f"{NUMBERS[len(better)]} are significant for their task" in text_of(page)
+    judged = [line.split("|")[-2].strip() for line in paper_rows.paper_rows().splitlines()[2:]]
+    told = [NUMBERS[judged.count("excluded")], NUMBERS[sum(map(bool, judged))]]
+    assert f"exclude a gain like the paper's in {told[0]} of {told[1]} rows" in text_of(INDEX)
+
+
+def test_the_gain_with_few_labels_is_quoted_as_the_tables_have_it() -> None:
+    strong = tables.compared("pets-10-strong", "test", "top1")
+    ours = strong[Arm("atom", 0.2)]
+    for page in ("README.md", INDEX):
+        assert f"{ours.difference:.1f} points of accuracy" in text_of(page)
+    assert f"points of accuracy (p = {ours.t_holm:.2f})" in text_of("README.md")
+    pairs = [min(each.pairs) for each in gains.gains_in("classifiers", "pets-10-strong").values()]
+    assert min(pairs) > 0, "in all five seeds"
+    assert ours.difference == min(each.difference for each in strong.values()), "least"
+    assert max(strong.values(), key=lambda each: each.difference) == strong[Arm("koleo", 0.1)]
+    tuned = tables.compared("pets-10", "test", "top1")
+    assert f"{tuned[Arm('atom', 0.2)].difference:.1f}" == f"{ours.difference:.1f}", "as much"
+    assert min(each.t_holm for each in tuned.values()) > 0.05, "no difference is significant"
+    assert results.choose("pets-10") == 0.01
+
+
 def test_fresh_seeds_of_the_small_gans_are_quoted_apart() -> None:
     """Five seeds were looked at before five more were trained."""
     page = text_of(GANS)
