@@ -181,3 +181,86 @@ def test_saved_tensors_on_the_cpu() -> None:
     expected = train(criterion(), "first", False, 2)
     with torch.autograd.graph.save_on_cpu():
         torch.testing.assert_close(train(criterion(), "first", False, 2), expected)
+
+
+# What happens between the forward and its backward
+
+tells = pytest.mark.skipif(
+    not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"),
+    reason="PyTorch before 2.8 does not tell which region is recomputed",
+)
+
+
+class Alike(nn.Module):
+    """A region in which all that is saved has one shape, so that PyTorch cannot tell it apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 4)
+        self.double()
+
+    def region(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(torch.tanh(self.layer(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.region, x, use_reentrant=False).square().mean()  # type: ignore[no-any-return]
+
+
+@tells
+@pytest.mark.parametrize("kind", ["default", "learned maps"])
+@pytest.mark.parametrize("between", ["paused", "eval", "another forward in eval", "attached"])
+def test_a_backward_repeats_what_its_forward_did(between: str, kind: str) -> None:
+    model, [x] = Alike(), batches(1)
+    criterion = AtomLoss() if kind == "default" else AtomLoss(charge=nn.Linear(4, 1).double())
+    both = nn.ModuleList([model, criterion])
+    task = model.region(x).square().mean()
+    charge = criterion.charge
+    expected = gradients(both, task + WEIGHT * plain_loss(model.layer(x), charge=charge))
+    attachment = atomsep.attach(model, "layer", criterion, weight=WEIGHT)
+    task = model(x)
+    total = task + attachment.loss()
+    if between == "paused":
+        with attachment.paused():
+            found = gradients(both, total)
+    else:
+        model.train(between == "attached")
+        if between == "another forward in eval":
+            model(2 * x)
+        if between == "attached":
+            atomsep.attach(model, "layer", AtomLoss(norm=1))
+        found = gradients(both, total)
+    assert_same(found, expected)
+
+
+@tells
+@pytest.mark.parametrize("mode", ["paused", "eval", "before attaching"])
+def test_a_forward_that_was_not_read_is_not_read_by_its_backward(mode: str) -> None:
+    """Saving one tensor more would shift all later ones, and all have one shape here."""
+    model, [x] = Alike(), batches(1)
+    expected = gradients(model, model.region(x).square().mean())
+    if mode == "before attaching":
+        task = model(x)
+    attachment = atomsep.attach(model, "layer", weight=WEIGHT)
+    if mode == "paused":
+        with attachment.paused():
+            task = model(x)
+    elif mode == "eval":
+        model.eval()
+        task = model(x)
+        importance = attachment.importance
+        model.train()
+    assert_same(gradients(model, task), expected)
+    if mode == "eval":
+        torch.testing.assert_close(attachment.importance, importance)
+
+
+@tells
+def test_regions_are_forgotten_with_their_graph() -> None:
+    model, [x] = Alike(), batches(1)
+    attachment = atomsep.attach(model, "layer", weight=WEIGHT)
+    regions = attachment._taps[0].forwards.regions.noted
+    total = model(x) + attachment.loss()
+    assert len(regions) == 1
+    total.backward()
+    assert len(regions) == 0

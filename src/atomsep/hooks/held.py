@@ -15,6 +15,7 @@ from atomsep.checks import transforms_active
 from atomsep.core.layout import Layout
 from atomsep.core.statistics import Statistics
 from atomsep.hooks.handed_on import HandedOn, Run, graph_freed
+from atomsep.hooks.regions import Regions
 from atomsep.hooks.strength import Strength
 
 
@@ -110,9 +111,13 @@ class Forwards:
 
     A compiled graph cannot tell threads apart, so compiled forwards write to one `Held` that is
     shared. The thread that asks next moves it into its own.
+
+    Attributes:
+        regions: the checkpointed regions in which training forwards ran.
     """
 
     def __init__(self) -> None:
+        self.regions = Regions()
         self.compiled = Held()
         self.last = Held()  # the one written to last, in any thread
         self._own = _Own()

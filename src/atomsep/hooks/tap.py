@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from atomsep.checks import in_backward, transforms_active
+from atomsep.checks import transforms_active
 from atomsep.core.layout import Layout
 from atomsep.hooks import reasons
 from atomsep.hooks.earlier import LEFT_OVER, others
@@ -70,14 +70,20 @@ class LayerTap(Hook):
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Read the layer's output; in training pass it through the node."""
-        if not self.linked or not self.attachment._switch.on():
+        if not self.linked:
+            return None
+        on = self.attachment._switch.on()
+        training = torch.is_grad_enabled() and self.attachment.model.training
+        repeat = self.forwards.regions.repeat(training=on and training)
+        if repeat is not None:
+            return self._recompute(args, output) if repeat else None
+        if not on:
             return None
         refuse_replica(module)
         key, latent = self.reader.pick(output)
         if latent.is_nested:
             self._look_at_nested(latent)
             return None
-        training = torch.is_grad_enabled() and self.attachment.model.training
         try:
             layout = self.reader.layout(latent, args)
         except Undecided as error:
@@ -87,8 +93,6 @@ class LayerTap(Hook):
             held.charge, held.training = None, False
             held.idle_reason = f"has no layout yet: {error}"
             return None
-        if training and in_backward():
-            return put_tensor(output, key, self._recompute(latent, layout))
         mask = self.reader.mask(layout, latent)
         held = self.forwards.write()
         held.read_as = (layout, tuple(latent.shape))
@@ -157,6 +161,7 @@ class LayerTap(Hook):
         held.idle_reason = reasons.TRANSFORMED if depth else ""
         held.handed_on = None
         if not compiling and not depth:
+            self.forwards.regions.note()
             self._watch_passed(held, passed, copied, measured.keeps_source)
         return passed
 
@@ -189,9 +194,14 @@ class LayerTap(Hook):
         watched = not torch.compiler.is_compiling() and not transforms_active()
         return "alias" if watched and self.writes is False else "clone"
 
-    def _recompute(self, latent: Tensor, layout: Layout) -> Tensor:
+    def _recompute(self, args: Any, output: Any) -> Any:
         """Repeat for a checkpoint what the forward handed on; its loss is already taken."""
-        return self.attachment.criterion.repeat(latent, layout, self._passing())
+        key, latent = self.reader.pick(output)
+        if latent.is_nested:
+            return None
+        layout = self.reader.layout(latent, args)
+        passed = self.attachment.criterion.repeat(latent, layout, self._passing())
+        return put_tensor(output, key, passed)
 
     def settle(self, held: Held, at_next_forward: bool = False) -> None:
         """Find out whether a tensor that was handed on was written to.
