@@ -3,7 +3,7 @@
 The step is that of `atomsep train faces-gan`: discriminator with balanced consistency, R1 in every
 16th step, generator, moving average. Three tasks take turns of 16 steps in one process: without the
 loss, without it again (to see the noise), and with it. With `--steps` a turn is shorter; R1, in its
-first step, still counts as in every 16th. Memory is the peak of each task alone. The batch is the
+first step, still counts as in every 16th. Memory is the peak of each task alone, on a GPU. The batch is the
 largest of a few that fits, or 4 on a CPU, unless it is given. Each turn is printed as it ends.
 Steps vary by more than the loss takes, so the loss and its gradient are timed alone as well, on a
 latent of the same shape. Adds rows to `results/styleswin.csv`, also when it is stopped early, by
@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -154,26 +154,15 @@ def _say(text: str) -> None:
 
 
 def _allocated() -> int:
-    """Bytes in use on the GPU, or by this process; the count of the peak starts again."""
+    """Bytes in use on the GPU; the count of the peak starts again."""
     if not torch.cuda.is_available():
-        with suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")
-        return _resident("VmRSS")
+        return 0
     torch.cuda.reset_peak_memory_stats()
     return torch.cuda.memory_allocated()
 
 
 def _peak() -> int:
-    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else _resident("VmHWM")
-
-
-def _resident(what: str) -> int:
-    """Bytes of this process, now or at most, as Linux counts them; 0 elsewhere."""
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(what):
-                return 1024 * int(line.split()[1])
-    return 0
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
 
 
 def _wait() -> None:
@@ -229,7 +218,7 @@ def main() -> None:
                 "ms": round(median, 3),
                 "images_per_second": round(1e3 * settings.batch / median, 1),
                 "overhead_percent": round(100 * (median / plain - 1), 2),
-                "peak_gb": round(found.peaks[name], 3),
+                "peak_gb": round(found.peaks[name], 3) or "",
             }
         )
     alone = loss_alone(settings)
