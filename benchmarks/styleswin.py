@@ -3,11 +3,11 @@
 The step is that of `atomsep train faces-gan`: discriminator with balanced consistency, R1 in every
 16th step, generator, moving average. Three tasks take turns of 16 steps in one process: without the
 loss, without it again (to see the noise), and with it. With `--steps` a turn is shorter; R1, in its
-first step, still counts as in every 16th. Memory is the peak of each task alone, on a GPU. The batch is the
-largest of a few that fits, or 4 on a CPU, unless it is given. Each turn is printed as it ends.
-Steps vary by more than the loss takes, so the loss and its gradient are timed alone as well, on a
-latent of the same shape. Adds rows to `results/styleswin.csv`, also when it is stopped early, by
-Ctrl-C or by `timeout`.
+first step, still counts as in every 16th. Memory is the peak of each task alone, on a GPU. The
+batch is the largest of a few that fits, or 4 on a CPU, unless it is given. Each turn is printed as
+it ends. Steps vary by more than the loss takes, so the loss and its gradient are timed alone as
+well, on a latent of the same shape. Adds rows to `results/styleswin.csv`, also when it is stopped
+early, by Ctrl-C or by `timeout`.
 """
 
 from __future__ import annotations
