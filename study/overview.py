@@ -119,19 +119,15 @@ def budget() -> str:
 
 def summary() -> str:
     """Every task in one line: plain training against atom modeling."""
-    lines = [["task", "metric", "seeds", "plain", "arm", "gain, %", "p", "corrected", "answer"]]
+    lines = [["task", "plain training", "arm", "seeds", "gain, %", "p", "answer"]]
     for line, gain in shown(SUMMARY).items():
         metric = TASKS[line.task].metrics[0]
         plain = values_of(rows_of(line.question, line.task), metric)[PLAIN]
         interval = f"{signed(gain.low, 1)} to {signed(gain.high, 1)}"
         arm = name_of(line.arm) + ("" if line.before else "*")
-        cells = [str(len(gain.pairs)), f"{fmean(plain.values()):.2f}", arm]
-        cells += [
-            f"{signed(gain.mean, 1)} ({interval})",
-            *(p_text(gain.p), p_text(gain.p_holm)),
-            answer(gain).replace(" ", NARROW),
-        ]
-        lines.append([TASKS[line.task].title, in_words(metric), *cells])
+        cells = [f"{in_words(metric)}: {fmean(plain.values()):.2f}", arm, str(len(gain.pairs))]
+        cells += [f"{signed(gain.mean, 1)} ({interval})", p_text(gain.p_holm)]
+        lines.append([TASKS[line.task].title, *cells, answer(gain).replace(" ", NARROW)])
     return markdown(lines)
 
 

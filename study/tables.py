@@ -45,6 +45,7 @@ WORDS = (
     "metric",
     "arm",
     "answer",
+    "plain training",
     "nearest task here",
     "worst task",
     "a gain like the paper's",
