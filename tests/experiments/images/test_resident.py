@@ -316,9 +316,7 @@ def test_a_gpu_makes_the_loader_s_batches(
     feed = resident_feed(decoded, recipe, device=CUDA, place=place, views=2)
     for one, other in zip(feed.batches(1), loader.batches(1), strict=True):
         assert one.inputs.is_contiguous(memory_format=torch.channels_last)
-        check_equal(
-            Batch(*(each.cpu() for each in one[:3])), other, max(tolerance, 1e-6)
-        )
+        check_equal(Batch(*(each.cpu() for each in one[:3])), other, max(tolerance, 1e-6))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
